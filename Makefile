@@ -1,0 +1,71 @@
+# Two commands need nothing but this checkout, a Python and, the first time, a package index:
+#
+#   make demo      see it work
+#   make test      lint, types, docs and the test suite, as CI runs them
+#
+# Both live in one .venv. A stamp in it says which packages are in; its name depends on
+# pyproject.toml, the place of the checkout and the Python, so that a second run installs
+# nothing and opens no network connection.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null)
+KEY := $(shell (cat pyproject.toml; pwd; echo $(PYTHON_VERSION)) | cksum | cut -d' ' -f1)
+VENV := .venv/python-$(PYTHON_VERSION)
+HAS_DEMO := .venv/demo-$(KEY)
+HAS_TEST := .venv/test-$(KEY)
+
+.PHONY: help demo test test-all lint types docs bench clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(HAS_DEMO)
+	$(BIN)/dask-redist demo
+
+test: lint types docs
+	$(BIN)/python -m pytest
+
+test-all: lint types docs
+	$(BIN)/python -m pytest --everything
+
+lint: $(HAS_TEST)
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m ruff format --check
+
+types: $(HAS_TEST)
+	$(BIN)/python -m mypy
+
+docs: $(HAS_TEST)
+	rm -rf docs/generated
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+bench: $(HAS_DEMO)
+	$(BIN)/dask-redist bench
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist docs/_build docs/generated
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(HAS_DEMO): | $(VENV)
+	rm -f .venv/demo-*
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	touch $@
+
+# The test extra holds the demo's packages, hence both stamps.
+$(HAS_TEST): | $(VENV)
+	rm -f .venv/demo-* .venv/test-*
+	$(BIN)/python -m pip install --quiet --editable '.[test,docs]'
+	touch $(HAS_DEMO) $(HAS_TEST)
+
+$(VENV):
+	$(if $(call python_fails,import sys; sys.exit(sys.version_info < (3, 11))),\
+	  $(error dask_redist needs Python 3.11 or newer and $(PYTHON) is not: install one, \
+	  or name one with `make PYTHON=python3.12`))
+	$(if $(call python_fails,import ensurepip; import venv),\
+	  $(error $(PYTHON) lacks venv or ensurepip: install them (Debian: apt install python3-venv), \
+	  or name another Python with `make PYTHON=python3.12`))
+	$(PYTHON) -m venv --clear .venv
+	touch $@
+
+python_fails = $(shell $(PYTHON) -c '$(1)' >/dev/null 2>&1 || echo yes)

@@ -1,0 +1,58 @@
+"""dask_redist: a Dask array changes layout in one collective.
+
+Chunks belong to ranks (Dask workers); ``redistribute`` writes each piece of each chunk straight to
+its final place in its owner's memory. Users keep holding ordinary ``dask.array.Array``s.
+
+>>> import dask_redist as dr
+>>> dr.Slab.Y
+Slab.Y
+"""
+
+from dask_redist import config as _config  # noqa: F401  (defaults of redist.*)
+from dask_redist.boxes import Box
+from dask_redist.connect import Ranks, connect
+from dask_redist.errors import (
+    AdmissionError,
+    ChunkMismatchError,
+    LayoutError,
+    RankLostError,
+    RedistError,
+    RunTimeoutError,
+)
+from dask_redist.grids import Block, Layout, Pencil, Slab
+from dask_redist.inspection import layout_of, lshape_map, owners
+from dask_redist.irregular import BlockCyclic, Boxes, Replicated, Uneven
+from dask_redist.planning import Plan, plan, runs
+from dask_redist.relayout import redistribute, resplit
+from dask_redist.reports import RunReport
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AdmissionError",
+    "Block",
+    "BlockCyclic",
+    "Box",
+    "Boxes",
+    "ChunkMismatchError",
+    "Layout",
+    "LayoutError",
+    "Pencil",
+    "Plan",
+    "RankLostError",
+    "Ranks",
+    "RedistError",
+    "Replicated",
+    "RunReport",
+    "RunTimeoutError",
+    "Slab",
+    "Uneven",
+    "connect",
+    "layout_of",
+    "lshape_map",
+    "owners",
+    "plan",
+    "redistribute",
+    "resplit",
+    "runs",
+]

@@ -1,0 +1,300 @@
+"""The conductor: what happens to every run, as a pure state machine.
+
+Events go in (a rank joins, memory was allocated, the fence was reached, a rank was lost ...),
+actions come out (allocate, answer, close, free, recompute ...). No I/O, no clock and no Dask
+here: :mod:`dask_redist.scheduler` turns messages into events and actions into messages.
+
+A *run* is one execution of one redistribution. Its ``id`` is the key of its fence task, its
+``number`` is unique and rising, so a late message of an earlier run can never be mistaken for
+one of the present run::
+
+    ALLOCATING --all owners answered--> OPEN --fence--> CLOSING --all closed--> PUBLISHED
+         |                               |                 |                       |
+         +-------- failure, loss of an owner, cancel, fence no longer wanted ------+
+                                         v
+                     ENDING (close whoever may still write, then free) --> gone
+
+The two rules that keep users' memory safe:
+
+- nothing is published and nothing is freed before every seat that joined the run has *closed* it
+  (refused new writers and waited for the running ones);
+- a seat that does not answer must be proven dead; otherwise the run's memory is *condemned*: freed
+  for nobody.
+
+Ranks change when workers come and go. A *seat* is one incarnation of a rank: a number that is
+given once and never again, so the tables of a run stay true while ranks are renumbered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+MAX_RESTARTS = 10
+
+
+class State(Enum):
+    ALLOCATING = "allocating"
+    OPEN = "open"
+    CLOSING = "closing"
+    PUBLISHED = "published"
+    ENDING = "ending"
+
+
+# ------------------------------------------------------------------------------------- actions
+class Allocate(NamedTuple):
+    """Have ``seat`` allocate its outputs of run ``number``."""
+
+    number: int
+    seat: int
+    outputs: tuple[int, ...]
+
+
+class Answer(NamedTuple):
+    """Answer a waiting request: the run's number, :data:`AGAIN`, or an error."""
+
+    request: Hashable
+    value: int | str | Exception
+
+
+class Close(NamedTuple):
+    """Have ``seat`` refuse new writers of run ``number`` and wait for the running ones."""
+
+    number: int
+    seat: int
+
+
+class Prove(NamedTuple):
+    """Find out, from the ``witnesses``, whether the process of ``seat`` is dead."""
+
+    number: int
+    seat: int
+    witnesses: tuple[int, ...]
+
+
+class Free(NamedTuple):
+    """Have ``seat`` forget run ``number``; ``condemn``: its memory is never handed out again."""
+
+    number: int
+    seat: int
+    condemn: bool
+
+
+class Recompute(NamedTuple):
+    """Have Dask run the contributions and the fence of ``id`` again."""
+
+    id: Hashable
+
+
+Action = Allocate | Answer | Close | Prove | Free | Recompute
+
+#: Answer to a request that has to be made again: the run that it belongs to is over.
+AGAIN = "again"
+
+
+@dataclass
+class Run:
+    """One run, as the conductor sees it."""
+
+    id: Hashable
+    number: int
+    #: output chunk (number inside the run) -> seat that owns it
+    owners: dict[int, int]
+    state: State = State.ALLOCATING
+    #: output chunk -> offset in its owner's arena
+    offsets: dict[int, int] = field(default_factory=dict)
+    #: seats that have been asked to allocate and have not answered
+    allocating: set[int] = field(default_factory=set)
+    #: seats that hold memory of this run
+    holders: set[int] = field(default_factory=set)
+    #: seats that may write (they joined and have not closed)
+    writers: set[int] = field(default_factory=set)
+    #: seats whose Close or Prove is under way
+    closing: set[int] = field(default_factory=set)
+    #: writers whose worker has left; they must be proven dead
+    lost: set[int] = field(default_factory=set)
+    #: join requests that wait for the memory: request -> seat
+    joins: dict[Hashable, int] = field(default_factory=dict)
+    fence: Hashable | None = None
+    condemned: bool = False
+
+
+class Conductor:
+    """All runs of one cluster. Every method is an event and returns the actions it causes."""
+
+    def __init__(self) -> None:
+        self.runs: dict[Hashable, Run] = {}
+        self.by_number: dict[int, Run] = {}
+        self.restarts: dict[Hashable, int] = {}
+        self._last = 0
+
+    # ------------------------------------------------------------------------------ creation
+    def create(self, id: Hashable, owners: Mapping[int, int]) -> list[Action]:
+        """A first contribution asks for a run; ``owners`` says which seat gets which output."""
+        if id in self.runs:
+            raise ValueError(f"run {id!r} exists already")
+        self._last += 1
+        run = Run(id, self._last, dict(owners))
+        self.runs[id] = self.by_number[run.number] = run
+        outputs: dict[int, list[int]] = {}
+        for out, seat in run.owners.items():
+            outputs.setdefault(seat, []).append(out)
+        run.allocating = set(outputs)
+        if not outputs:
+            run.state = State.OPEN
+        return [Allocate(run.number, s, tuple(outs)) for s, outs in sorted(outputs.items())]
+
+    def allocated(self, number: int, seat: int, offsets: Mapping[int, int]) -> list[Action]:
+        """``seat`` has its memory for run ``number``."""
+        run = self.by_number[number]
+        run.allocating.discard(seat)
+        run.holders.add(seat)
+        if run.state is State.ENDING:
+            return self._settle(run)
+        run.offsets.update(offsets)
+        if run.allocating:
+            return []
+        run.state = State.OPEN
+        joins, run.joins = run.joins, {}
+        return [action for request, s in joins.items() for action in self.join(run.id, s, request)]
+
+    def not_allocated(self, number: int, seat: int, error: Exception | None) -> list[Action]:
+        """``seat`` could not allocate: all who wait for the run get the error.
+
+        Without an ``error`` (the rank could not be reached) they ask again.
+        """
+        run = self.by_number[number]
+        run.allocating.discard(seat)
+        run.holders.add(seat)  # it may still get there: have it freed
+        if run.state is State.ENDING:
+            return self._settle(run)
+        return self._end(run, error)
+
+    def join(self, id: Hashable, seat: int, request: Hashable) -> list[Action]:
+        """A rank asks for the run before its first byte; it is a writer from the answer on."""
+        run = self.runs[id]
+        if run.state is State.ALLOCATING:
+            run.joins[request] = seat
+            return []
+        if run.state is State.OPEN:
+            run.writers.add(seat)
+            return [Answer(request, run.number)]
+        # A contribution to a run whose contributions are over: Dask computes it again.
+        return [*self._end(run), Answer(request, AGAIN)]
+
+    # ----------------------------------------------------------------------------- the fence
+    def fence(self, id: Hashable, numbers: set[int], request: Hashable) -> list[Action]:
+        """All contributions exist; they went to the runs ``numbers``."""
+        run = self.runs.get(id)
+        if run is None or numbers != {run.number} or run.state is not State.OPEN:
+            return [*self._restart(id), Answer(request, self._again(id))]
+        run.fence = request
+        run.state = State.CLOSING
+        return self._close(run)
+
+    def closed(self, number: int, seat: int) -> list[Action]:
+        """``seat`` has closed run ``number``, or was proven dead."""
+        run = self.by_number[number]
+        run.writers.discard(seat)
+        run.closing.discard(seat)
+        run.lost.discard(seat)
+        return self._settle(run)
+
+    def not_closed(self, number: int, seat: int, error: Exception | None) -> list[Action]:
+        """``seat`` may still be writing: the run's memory can be given to nobody.
+
+        With an ``error`` the fence gets it (a rank that is there does not answer); without one
+        the run starts again on other memory (a rank that left is not proven dead).
+        """
+        run = self.by_number[number]
+        run.condemned = True
+        run.writers.discard(seat)
+        run.closing.discard(seat)
+        run.lost.discard(seat)
+        if run.state is State.ENDING:
+            return self._settle(run)
+        return self._restart(run.id) if error is None else self._end(run, error)
+
+    # -------------------------------------------------------------------------- loss and end
+    def lost(self, seat: int) -> list[Action]:
+        """The worker of ``seat`` has left."""
+        actions: list[Action] = []
+        for run in list(self.by_number.values()):
+            owner = seat in run.holders or seat in run.allocating
+            run.holders.discard(seat)
+            run.allocating.discard(seat)
+            run.joins = {r: s for r, s in run.joins.items() if s != seat}
+            if seat in run.writers:
+                run.lost.add(seat)
+            if seat in run.closing:  # its answer will never come
+                actions.append(self._ask(run, seat))
+            if run.state is State.ENDING:
+                actions += self._settle(run)
+            elif owner:
+                actions += self._restart(run.id)
+        return actions
+
+    def gone(self, id: Hashable) -> list[Action]:
+        """The fence was released, erred or forgotten: what was not taken is garbage."""
+        run = self.runs.get(id)
+        return self._end(run) if run else []
+
+    def forget(self, id: Hashable) -> None:
+        """The fence's key is known to nobody any more."""
+        self.restarts.pop(id, None)
+
+    def missing(self, id: Hashable, number: int) -> list[Action]:
+        """A take did not find its block in run ``number``."""
+        run = self.runs.get(id)
+        if run is not None and run.number != number:
+            return []  # a newer run is under way, the take will be run again after it
+        return self._restart(id)
+
+    # -------------------------------------------------------------------------------- helpers
+    def _again(self, id: Hashable) -> str | Exception:
+        if self.restarts.get(id, 0) <= MAX_RESTARTS:
+            return AGAIN
+        return RuntimeError(
+            f"redistribution {id!r} was restarted {MAX_RESTARTS} times and given up; "
+            "ranks seem to be lost again and again"
+        )
+
+    def _restart(self, id: Hashable) -> list[Action]:
+        self.restarts[id] = self.restarts.get(id, 0) + 1
+        run = self.runs.get(id)
+        return [*(self._end(run) if run else []), Recompute(id)]
+
+    def _end(self, run: Run, error: Exception | None = None) -> list[Action]:
+        value: str | Exception = AGAIN if error is None else error
+        actions: list[Action] = [Answer(request, value) for request in run.joins]
+        if run.fence is not None:
+            actions.append(Answer(run.fence, value))
+        run.joins, run.fence = {}, None
+        run.state = State.ENDING
+        del self.runs[run.id]
+        return [*actions, *self._close(run)]
+
+    def _ask(self, run: Run, seat: int) -> Action:
+        run.closing.add(seat)
+        if seat in run.lost:
+            return Prove(run.number, seat, tuple(sorted(run.holders - {seat})))
+        return Close(run.number, seat)
+
+    def _close(self, run: Run) -> list[Action]:
+        actions = [self._ask(run, seat) for seat in sorted(run.writers - run.closing)]
+        return [*actions, *self._settle(run)]
+
+    def _settle(self, run: Run) -> list[Action]:
+        """What can happen now that fewer seats can write."""
+        if run.writers or run.allocating or run.number not in self.by_number:
+            return []
+        if run.state is State.CLOSING:
+            run.state = State.PUBLISHED
+            request, run.fence = run.fence, None
+            return [Answer(request, run.number)]
+        if run.state is State.ENDING:
+            del self.by_number[run.number]
+            return [Free(run.number, seat, run.condemned) for seat in sorted(run.holders)]
+        return []

@@ -1,0 +1,42 @@
+"""The errors of this package, each also an exception that callers already catch.
+
+Every class carries one plain message string, so that all of them survive pickling between workers,
+scheduler and client.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AdmissionError",
+    "ChunkMismatchError",
+    "LayoutError",
+    "RankLostError",
+    "RedistError",
+    "RunTimeoutError",
+]
+
+
+class RedistError(Exception):
+    """Base class of every error that this package raises on purpose."""
+
+
+class LayoutError(RedistError, ValueError):
+    """A layout does not fit the array or the number of ranks."""
+
+
+# MemoryError comes first: it has an allocator of its own, and tblib, with which distributed pickles
+# exceptions, calls ``__new__`` directly; Python refuses that under any other order.
+class AdmissionError(MemoryError, RedistError):
+    """A rank has too little memory for the chunks that it would have to hold."""
+
+
+class RankLostError(RedistError, RuntimeError):
+    """A rank disappeared and the run could not be finished without it."""
+
+
+class RunTimeoutError(RedistError, TimeoutError):
+    """A rank did not do its part of a run in time."""
+
+
+class ChunkMismatchError(RedistError, TypeError):
+    """A computed chunk has another shape or dtype than the array's metadata declares."""

@@ -1,0 +1,163 @@
+"""Where a Dask array is: its layout, its local shapes, the rank of each chunk.
+
+A lazy array is asked through its graph: the redistribution that made it, below any elementwise
+work. A persisted array is asked through the scheduler, which knows who has each chunk; nothing
+has to be remembered, so the answer survives ``persist`` and pickle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.blockwise import Blockwise
+from distributed import Client, Future
+from numpy.typing import NDArray
+
+from dask_redist.connect import find_client, ranks_of
+from dask_redist.errors import LayoutError
+from dask_redist.grids import Layout
+from dask_redist.layer import RedistributeLayer
+from dask_redist.layouts import match_layout
+
+
+def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
+    """The layout of an array; None where nobody laid it out.
+
+    Parameters
+    ----------
+    x : dask.array.Array
+        A result of :func:`redistribute`, elementwise work on one, or a persisted array.
+    client : distributed.Client, optional
+        Default: the current one; needed for persisted arrays only.
+
+    Returns
+    -------
+    Layout or None
+        Lazy: the layout that the graph was built for. Persisted: the simplest layout that has
+        exactly these chunks on exactly these ranks.
+
+    Examples
+    --------
+    >>> import dask.array as da, dask_redist as dr
+    >>> from distributed import Client
+    >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
+    ...             dashboard_address=None) as client:
+    ...     y = dr.redistribute(da.ones((4, 6), chunks=2), dr.Slab.Y)
+    ...     dr.layout_of(y + 1), dr.layout_of(y.persist()), dr.layout_of(da.ones(4))
+    (Slab.Y, Slab.Y, None)
+    """
+    made = _made_by(x)
+    if made is None:
+        return None
+    if isinstance(made, RedistributeLayer):
+        return made.layout
+    found = find_client(client)
+    return match_layout(x.chunks, _placed(made, x, found), ranks_of(found).size)
+
+
+def lshape_map(x: da.Array, *, client: Client | None = None) -> NDArray[np.int64]:
+    """The local shape of each rank, as Heat's ``lshape_map``.
+
+    Parameters
+    ----------
+    x : dask.array.Array
+        As for :func:`layout_of`.
+    client : distributed.Client, optional
+        Default: the current one.
+
+    Returns
+    -------
+    ndarray of int64, (ranks, ndim)
+        Row r: the shape of what rank r holds; a rank that holds nothing has a zero.
+
+    Raises
+    ------
+    LayoutError
+        Nobody laid the array out; :func:`owners` says where each chunk is.
+
+    Examples
+    --------
+    >>> import dask.array as da, dask_redist as dr
+    >>> from distributed import Client
+    >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
+    ...             dashboard_address=None) as client:
+    ...     dr.lshape_map(dr.redistribute(da.ones((4, 7), chunks=2), dr.Slab.Y))
+    array([[4, 4],
+           [4, 3]])
+    """
+    layout = layout_of(x, client=client)
+    if layout is None:
+        raise LayoutError(
+            "this array has no layout: redistribute it first, or ask dask_redist.owners(x) for "
+            "the rank of each chunk"
+        )
+    made = _made_by(x)
+    ranks = made.ranks if isinstance(made, RedistributeLayer) else ranks_of(find_client(client)).size
+    return layout.lshape_map(x.shape, ranks)
+
+
+def owners(x: da.Array, *, client: Client | None = None) -> NDArray[np.int64]:
+    """The rank that has each chunk in memory.
+
+    Parameters
+    ----------
+    x : dask.array.Array
+        Any array.
+    client : distributed.Client, optional
+        Default: the current one.
+
+    Returns
+    -------
+    ndarray of int64, ``x.numblocks``
+        -1 where a chunk is not in memory; the lowest rank where several have it.
+
+    Examples
+    --------
+    >>> import dask.array as da, dask_redist as dr
+    >>> from distributed import Client
+    >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
+    ...             dashboard_address=None) as client:
+    ...     y = dr.redistribute(da.ones((4, 6), chunks=2), dr.Slab.Y)
+    ...     dr.owners(y).tolist(), dr.owners(y.persist()).tolist()
+    ([[-1, -1]], [[0, 1]])
+    """
+    return _placed(x.name, x, find_client(client))
+
+
+def _made_by(x: da.Array) -> RedistributeLayer | str | None:
+    """The redistribution behind an array, or the name of the persisted array behind it."""
+    layers = x.dask.layers
+    seen: set[str] = set()
+    names = [x.name]
+    while names:
+        name = names.pop()
+        if name in seen or name not in layers:
+            continue
+        seen.add(name)
+        layer = layers[name]
+        if isinstance(layer, RedistributeLayer):
+            if layer.chunks == x.chunks:
+                return layer
+        elif isinstance(layer, Blockwise):
+            names += [n for n, ind in layer.indices if ind == layer.output_indices]
+        elif isinstance(layer.get((name,) + (0,) * x.ndim), Future):
+            if set(layer) >= {(name, *index) for index in np.ndindex(*x.numblocks)}:
+                return name
+    return None
+
+
+def _placed(name: str, x: da.Array, client: Client) -> NDArray[np.int64]:
+    """The rank that has each chunk of the array called ``name``, whose chunks are those of x."""
+    ranks = ranks_of(client)
+    number = {address: rank for rank, address in enumerate(ranks.addresses)}
+    keys: list[Any] = [(name, *index) for index in np.ndindex(*x.numblocks)]
+    if client.asynchronous:
+        raise LayoutError(
+            "where persisted chunks are cannot be asked of an asynchronous client; "
+            "await client.who_has(x)"
+        )
+    has = client.sync(client.scheduler.who_has, keys=keys)
+    first = [min((number[a] for a in has.get(k, ()) if a in number), default=-1) for k in keys]
+    return np.array(first, np.int64).reshape(x.numblocks)

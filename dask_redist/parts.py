@@ -1,0 +1,83 @@
+"""Parts: the connected components of the overlap of two chunkings.
+
+Where an edge of the input coincides with one of the output, no piece crosses it.  The common edges
+cut each axis into segments; a part is one segment an axis.  Parts share no chunk, so each can be
+redistributed, and its memory let go, by itself.
+
+A zero-size chunk has no pieces; it belongs to the segment that starts where it lies (at the end of
+the axis, to the last one), so every chunk of either side is in exactly one part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from dask_redist.boxes import IntArray
+
+__all__ = ["Part", "Parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part: its index, and the ranges of input and output chunks in it along each axis."""
+
+    index: tuple[int, ...]
+    inputs: tuple[range, ...]
+    outputs: tuple[range, ...]
+
+
+class _Segments:
+    """The segments of one axis: the segment of each chunk, the chunks of each segment."""
+
+    def __init__(self, edges_in: IntArray, edges_out: IntArray) -> None:
+        starts = np.intersect1d(edges_in, edges_out)
+        starts = starts[:-1] if len(starts) > 1 else starts
+        self.count = len(starts)
+        self.of_in, self.inputs = self._place(edges_in, starts)
+        self.of_out, self.outputs = self._place(edges_out, starts)
+
+    @staticmethod
+    def _place(edges: IntArray, starts: IntArray) -> tuple[list[int], list[range]]:
+        segment = np.searchsorted(starts, edges[:-1], side="right") - 1
+        bounds = np.searchsorted(segment, np.arange(len(starts) + 1)).tolist()
+        return segment.tolist(), list(map(range, bounds[:-1], bounds[1:]))
+
+
+class Parts:
+    """The parts of an overlap, in C order; ``parts[index]`` is one of them.
+
+    ``shape`` is the number of segments along each axis.
+    """
+
+    def __init__(self, edges_in: Sequence[IntArray], edges_out: Sequence[IntArray]) -> None:
+        self._axes = tuple(map(_Segments, edges_in, edges_out))
+        self.shape = tuple(axis.count for axis in self._axes)
+
+    def __len__(self) -> int:
+        return math.prod(self.shape)
+
+    def __iter__(self) -> Iterator[Part]:
+        return map(
+            Part,
+            product(*(range(count) for count in self.shape)),
+            product(*(axis.inputs for axis in self._axes)),
+            product(*(axis.outputs for axis in self._axes)),
+        )
+
+    def __getitem__(self, index: Sequence[int]) -> Part:
+        pairs = tuple(zip(self._axes, index, strict=True))
+        inputs = tuple(axis.inputs[i] for axis, i in pairs)
+        return Part(tuple(index), inputs, tuple(axis.outputs[i] for axis, i in pairs))
+
+    def part_of_input(self, index: Sequence[int]) -> tuple[int, ...]:
+        """Return the index of the part that an input chunk is in."""
+        return tuple(axis.of_in[i] for axis, i in zip(self._axes, index, strict=True))
+
+    def part_of_output(self, index: Sequence[int]) -> tuple[int, ...]:
+        """Return the index of the part that an output chunk is in."""
+        return tuple(axis.of_out[i] for axis, i in zip(self._axes, index, strict=True))

@@ -1,0 +1,287 @@
+"""Peers: the arenas of other ranks, attached so that this process can write into their blocks.
+
+A peer in the same process is written directly. A peer in another process of the same host is
+mapped a second time, through the file that its card names; `attach` proves by the arena's nonce
+that it is the same memory. Either way a write is one copy to the piece's final place.
+
+A process id may be reused, so a peer is watched through a pidfd that was opened *before* its nonce
+was read: whoever had the pid then had that memory, and once the pidfd says "ended" it is dead.
+"""
+
+import errno
+import os
+import select
+import stat
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from dask_redist.arena import Arena, arena_here
+from dask_redist.pages import PageBudget
+from dask_redist.segment import NONCE, ArenaCard, Bytes, map_file, part, view_bytes
+from dask_redist.syscalls import PAGE
+
+__all__ = ["LocalPeer", "NotAttached", "PageBudget", "Peer", "SharedPeer", "attach"]
+
+
+class NotAttached(OSError):
+    """The arena cannot be reached through shared memory; another wire has to be used."""
+
+
+def matching(piece: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The piece as the target wants it, without a copy.
+
+    Places name dtypes by `numpy.dtype.str`, which spells structured ones as plain bytes (``|V12``):
+    a piece may be written to plain bytes of its own item size.
+
+    Raises
+    ------
+    TypeError
+        Another dtype; nothing is ever converted.
+    ValueError
+        Another shape; nothing is ever broadcast.
+    """
+    piece = np.asarray(piece)
+    if piece.dtype != dtype:
+        if dtype.str != piece.dtype.str or piece.dtype.hasobject:
+            raise TypeError(f"a piece of dtype {piece.dtype} cannot be written to one of {dtype}")
+        piece = piece.view(dtype)
+    if piece.shape != shape:
+        raise ValueError(f"a piece of shape {piece.shape} cannot be written to {shape} elements")
+    return piece
+
+
+class Peer:
+    """An arena that this process can write. Made by `attach`.
+
+    Attributes
+    ----------
+    wire : str
+        "direct" in one process, "shared memory" between processes of one host.
+    """
+
+    wire: str
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory: Bytes | None = memory
+
+    def view(self, offset: int, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+        """An array over a block of the peer; it keeps the memory mapped, also after `close`.
+
+        Raises
+        ------
+        TypeError
+            The dtype holds Python objects.
+        ValueError
+            The array does not lie inside the arena, or the peer is closed.
+        """
+        memory = self._memory
+        if memory is None:
+            raise ValueError(f"the peer is closed: no view at {offset}")
+        if offset < PAGE:
+            raise ValueError(f"offset {offset} lies in the arena's first page, which is no block")
+        return view_bytes(memory, offset, shape, np.dtype(dtype))
+
+    def write(
+        self,
+        offset: int,
+        shape: Sequence[int],
+        dtype: DTypeLike,
+        target_slices: tuple[slice, ...],
+        piece: NDArray[Any],
+    ) -> None:
+        """Write a piece to its place in a block of the peer. Thread-safe for disjoint places.
+
+        Parameters
+        ----------
+        offset : int
+            Where the block begins in the peer's arena, in bytes.
+        shape, dtype
+            Of the whole array that lies in the block, C-contiguous.
+        target_slices : tuple of slice
+            The place of the piece in that array, one slice an axis.
+        piece : numpy.ndarray
+            Of the place's shape and the array's dtype; in any memory order, read-only or not.
+
+        Raises
+        ------
+        TypeError
+            The piece has another dtype.
+        ValueError
+            The piece has another shape than its place, the block does not lie inside the arena,
+            or the peer is closed.
+        """
+        target = part(self.view(offset, shape, dtype), target_slices)
+        piece = matching(piece, target.shape, target.dtype)
+        if target.nbytes:
+            self._copy(target, piece)
+
+    def _copy(self, target: NDArray[Any], piece: NDArray[Any]) -> None:
+        np.copyto(target, piece)
+
+    def alive(self) -> bool:
+        """False once the peer's process is proven to have ended; True while it is not."""
+        return True
+
+    def close(self) -> None:
+        """Unmap the peer's memory, as soon as writes that are under way have ended."""
+        self._memory = None
+
+
+class LocalPeer(Peer):
+    """An arena of this process: its own, or that of another rank that lives here too."""
+
+    wire = "direct"
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena.memory)
+
+
+class SharedPeer(Peer):
+    """An arena of another process on this host."""
+
+    wire = "shared memory"
+
+    def __init__(self, card: ArenaCard, pages: PageBudget) -> None:
+        self._watch = _Watch(card.pid)
+        try:
+            memory = _open(card)
+            if not card.path.startswith("/proc/"):
+                self._watch.confirm(card.path)
+        except BaseException:
+            self._watch.close()
+            raise
+        super().__init__(memory)
+        self._origin: int = memory.ctypes.data
+        self._pages = pages
+        self._slot = pages.enrol(memory)
+
+    def _copy(self, target: NDArray[Any], piece: NDArray[Any]) -> None:
+        self._pages.write(self._slot, self._origin, target, piece)
+
+    def alive(self) -> bool:
+        return self._watch.alive()
+
+    def close(self) -> None:
+        self._pages.leave(self._slot)
+        super().close()
+        self._watch.close()
+
+
+def attach(card: ArenaCard, pages: PageBudget) -> Peer:
+    """Reach an arena through memory.
+
+    Parameters
+    ----------
+    card : ArenaCard
+        The arena's `card`; a plain tuple of the same four does as well.
+    pages : PageBudget
+        Shared by all peers of this process.
+
+    Returns
+    -------
+    Peer
+        Its `wire` is "direct" for an arena of this process, else "shared memory".
+
+    Raises
+    ------
+    NotAttached
+        The memory is not this host's, belongs to another user, or is gone.
+
+    Examples
+    --------
+    >>> arena = Arena(1 << 20, keep=0)
+    >>> (block,) = arena.allocate([32])
+    >>> block.array((4,), "f8")[:] = 0
+    >>> peer = attach(arena.card, PageBudget(1 << 20))
+    >>> peer.write(block.offset, (4,), "f8", (slice(1, 3),), np.array([5.0, 6.0]))
+    >>> block.array((4,), "f8")
+    array([0., 5., 6., 0.])
+    >>> peer.wire
+    'direct'
+    """
+    card = ArenaCard(*card)
+    arena = arena_here(card)
+    return SharedPeer(card, pages) if arena is None else LocalPeer(arena)
+
+
+def _open(card: ArenaCard) -> Bytes:
+    """Map the file that a card names, if it is the arena that it names."""
+    # What has taken the place of a dead process's descriptor may be a pipe: do not wait for it.
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(card.path, flags)
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != card.capacity:
+                raise NotAttached(
+                    errno.ESTALE, f"not the arena of process {card.pid}: another file", card.path
+                )
+            memory = map_file(fd, card.capacity)
+        finally:
+            os.close(fd)
+    except NotAttached:
+        raise
+    except OSError as error:
+        raise NotAttached(
+            error.errno, f"the arena of process {card.pid} cannot be opened: {error}", card.path
+        ) from error
+    if memory[:NONCE].tobytes().hex() != card.nonce:
+        raise NotAttached(
+            errno.ESTALE, f"not the arena of process {card.pid}: another nonce", card.path
+        )
+    return memory
+
+
+class _Watch:
+    """Proof that a process has ended; without a pidfd, none but that the pid is gone."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._lock = threading.Lock()  # a descriptor must not be closed, and reused, under a poll
+        self._ended = False
+        self._sure = True
+        self._fd = -1
+        with suppress(AttributeError, OSError):  # no such call here, or no such process
+            self._fd = os.pidfd_open(pid)
+
+    def confirm(self, path: str) -> None:
+        """Doubt the pid unless that process maps this file.
+
+        A folder may be shared between containers, in which the same pid is another process.
+        """
+        try:
+            maps = Path(f"/proc/{self._pid}/maps").read_text()
+        except OSError:
+            maps = ""
+        self._sure = any(line.endswith(path) for line in maps.splitlines())
+
+    def alive(self) -> bool:
+        with self._lock:
+            if self._sure and not self._ended:
+                self._ended = self._gone()
+            return not self._ended
+
+    def _gone(self) -> bool:
+        if self._fd >= 0:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            return bool(poll.poll(0))
+        try:
+            os.kill(self._pid, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def close(self) -> None:
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = -1

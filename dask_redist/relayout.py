@@ -1,0 +1,203 @@
+"""Changing the layout of a Dask array: what users call."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, NamedTuple
+
+import dask.array as da
+import numpy as np
+from dask.array.core import normalize_chunks
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client
+from numpy.typing import NDArray
+
+from dask_redist import config
+from dask_redist.boxes import Chunks
+from dask_redist.connect import find_client, ranks_of
+from dask_redist.errors import LayoutError, RedistError
+from dask_redist.grids import Layout, Slab
+from dask_redist.irregular import Replicated
+from dask_redist.layer import RedistributeLayer
+from dask_redist.layouts import as_layout
+from dask_redist.placement import balanced
+
+logger = logging.getLogger(__name__)
+
+
+class Target(NamedTuple):
+    """What an array is to become: its chunks, and the rank of each."""
+
+    chunks: Chunks
+    owners: NDArray[np.int64]
+    #: None where the owners are open: chosen at run time to move few bytes
+    layout: Layout | None
+
+
+def resolve(x: da.Array, target: Any, ranks: int) -> Target:
+    """The chunks and owners that a layout, a target map or rechunk's own values ask for.
+
+    Raises
+    ------
+    LayoutError
+        The target does not fit the array or the ranks; names the value and what would fit.
+    """
+    for axis, sizes in enumerate(x.chunks):
+        if any(math.isnan(size) for size in sizes):
+            raise LayoutError(
+                f"chunk sizes along axis {axis} are unknown (nan): call x.compute_chunk_sizes(), "
+                "then redistribute"
+            )
+    limit = int(config.get("max-chunks"))
+    layout = as_layout(target, x.shape, ranks)
+    if isinstance(layout, Replicated):
+        raise LayoutError(
+            "Replicated() is no target of redistribute yet: use a layout that splits an axis, "
+            "for example Slab.X"
+        )
+    if layout is not None:
+        layout.check(x.shape, ranks)
+        chunks = layout.chunks(x.shape, ranks, max_chunks=limit)
+        return Target(chunks, layout.owners(x.shape, ranks, max_chunks=limit), layout)
+    chunks = _rechunk_chunks(x, target)
+    if (n := math.prod(map(len, chunks))) > limit:
+        raise LayoutError(
+            f"{target!r} cuts the array into {n} chunks, more than redist.max-chunks = {limit}"
+        )
+    return Target(chunks, balanced(chunks, ranks), None)
+
+
+def _rechunk_chunks(x: da.Array, chunks: Any) -> Chunks:
+    """Chunks as ``x.rechunk(chunks)`` reads them."""
+    if isinstance(chunks, dict):
+        wanted: list[Any] = list(x.chunks)
+        for axis, value in chunks.items():
+            if not -x.ndim <= axis < x.ndim:
+                raise LayoutError(
+                    f"axis {axis} is out of range for an array of {x.ndim} dimensions: "
+                    f"use {-x.ndim} to {x.ndim - 1}"
+                )
+            wanted[axis] = x.chunks[axis] if value is None else value
+        chunks = tuple(wanted)
+    elif isinstance(chunks, (tuple, list)):
+        if len(chunks) not in (0, x.ndim) and x.ndim > 1:
+            raise LayoutError(f"{chunks!r} names {len(chunks)} axes, the array has {x.ndim}")
+        chunks = tuple(
+            old if new is None else new
+            for new, old in zip(chunks, x.chunks, strict=False)
+        ) if len(chunks) == x.ndim else chunks
+    try:
+        found = normalize_chunks(chunks, x.shape, dtype=x.dtype, previous_chunks=x.chunks)
+    except (ValueError, TypeError) as error:
+        raise LayoutError(
+            f"{chunks!r} is neither a layout nor chunks for shape {x.shape}: {error}"
+        ) from error
+    return tuple(tuple(int(size) for size in sizes) for sizes in found)
+
+
+def why_not(x: da.Array) -> str | None:
+    """Why an array cannot be redistributed as bytes; None if it can."""
+    if x.dtype.hasobject or x.dtype.kind == "T":
+        return f"elements of dtype {x.dtype} are no plain bytes"
+    if type(x._meta) is not np.ndarray:
+        return f"chunks are declared as {type(x._meta).__name__}, not numpy.ndarray"
+    return None
+
+
+def redistribute(
+    x: da.Array, layout: Any, *, client: Client | None = None, fallback: str | None = None
+) -> da.Array:
+    """Change the layout of an array in one collective.
+
+    Parameters
+    ----------
+    x : dask.array.Array
+        Any array whose chunk sizes are known, lazy or persisted.
+    layout : Layout, integer array, or what ``x.rechunk`` takes
+        A layout such as ``Slab.Y`` or ``Pencil.X`` names the owner of each chunk. An integer array
+        ``(ranks, ndim)`` is a target map: the local shape of each rank. With a dict, -1, "auto" or
+        tuples of chunks the owners are open: the balanced placement that moves the fewest bytes
+        where ``x`` is in memory, otherwise C order balanced by bytes.
+    client : distributed.Client, optional
+        Default: the current one. It is connected if nobody did.
+    fallback : {"dask", "error"}, optional
+        What to do with elements that are no plain bytes (object, StringDType, masked, sparse):
+        Dask's own rechunk, or :class:`RedistError`. Default: ``redist.fallback``.
+
+    Returns
+    -------
+    dask.array.Array
+        Of the same shape and dtype, lazy: a graph of n_in + n_parts + n_out tasks. Once computed,
+        chunk ``i`` is on the rank that the layout names, C-contiguous, writable, and shares memory
+        with nothing; ``x`` is left as it is.
+
+    Raises
+    ------
+    LayoutError
+        The layout does not fit the array or the ranks.
+    RedistError
+        No client, or ``fallback="error"`` and elements that are no plain bytes.
+
+    Notes
+    -----
+    While it runs: :class:`ChunkMismatchError` where a chunk is not what ``x`` declares,
+    :class:`AdmissionError` before anything moves where a rank has too little memory,
+    :class:`RunTimeoutError` where a rank does not answer.
+
+    Examples
+    --------
+    >>> import dask.array as da, dask_redist as dr
+    >>> from distributed import Client
+    >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
+    ...             dashboard_address=None) as client:
+    ...     ranks = dr.connect(client)
+    ...     x = da.arange(12, chunks=6).reshape(2, 6).persist()
+    ...     y = dr.redistribute(x, dr.Slab.Y).persist()
+    ...     y.chunks, dr.owners(y).tolist(), y.compute().sum()
+    (((2,), (3, 3)), [[0, 1]], np.int64(66))
+    """
+    fallback = fallback or config.get("fallback")
+    if fallback not in ("dask", "error"):
+        raise ValueError(f'fallback is {fallback!r}; it must be "dask" or "error"')
+    ranks = ranks_of(find_client(client)).size
+    target = resolve(x, layout, ranks)
+    if reason := why_not(x):
+        if fallback == "error":
+            raise RedistError(f'{reason}; fallback="dask" takes Dask\'s own rechunk')
+        logger.warning("%s: Dask's own rechunk is used", reason)
+        return x.rechunk(target.chunks)
+    layer = RedistributeLayer(
+        x.name, x.chunks, target.chunks, x.dtype, target.owners, target.layout, ranks
+    )
+    graph = HighLevelGraph.from_collections(layer.name, layer, dependencies=[x])
+    return da.Array(graph, layer.name, target.chunks, meta=x._meta)
+
+
+def resplit(x: da.Array, axis: int, **kwargs: Any) -> da.Array:
+    """Split an array along another axis, as Heat's ``resplit`` does: one slab a rank.
+
+    Parameters
+    ----------
+    x : dask.array.Array
+        The array.
+    axis : int
+        The axis to split; negative ones count from the end.
+    **kwargs
+        As for :func:`redistribute`.
+
+    Returns
+    -------
+    dask.array.Array
+        ``redistribute(x, Slab(axis))``.
+
+    Examples
+    --------
+    >>> import dask.array as da, dask_redist as dr
+    >>> from distributed import Client
+    >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
+    ...             dashboard_address=None) as client:
+    ...     dr.resplit(da.ones((4, 6), chunks=2), 1).chunks
+    ((4,), (3, 3))
+    """
+    return redistribute(x, Slab(axis), **kwargs)

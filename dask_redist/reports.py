@@ -1,0 +1,86 @@
+"""Reports: what a run did, how long each stage took, and over which wires."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from dask_redist.spec import PartSpec
+
+
+@dataclass
+class RunReport:
+    """One run of one part, kept by the scheduler; :func:`dask_redist.runs` returns them.
+
+    Attributes
+    ----------
+    number
+        The run's number; rising.
+    name
+        Name of the array that it made.
+    layout
+        What the outputs are for, in words.
+    ranks
+        How many ranks there were.
+    n_in, n_out
+        Input chunks, and output chunks that were wanted.
+    seconds
+        Wall time by stage: ``create`` (owners, memory), ``contribute`` (until the fence),
+        ``fence``, ``take`` (until the last output was taken).
+    sent
+        Bytes written by a rank for a rank: ``{(from, to): bytes}``, by seat.
+    wires
+        Bytes over each wire.
+    pieces
+        Copies made.
+    writing
+        Seconds in which task threads wrote, summed over threads and ranks.
+    """
+
+    number: int
+    name: str
+    layout: str
+    ranks: int
+    n_in: int
+    n_out: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    sent: dict[tuple[int, int], int] = field(default_factory=dict)
+    wires: Counter[str] = field(default_factory=Counter)
+    pieces: int = 0
+    writing: float = 0.0
+    _last: float = field(default_factory=time.perf_counter, repr=False, compare=False)
+
+    @classmethod
+    def start(cls, number: int, spec: PartSpec, ranks: int, n_out: int) -> RunReport:
+        """A report of a run that begins now."""
+        n_in = 1
+        for n in spec.grid_in:
+            n_in *= n
+        return cls(number, spec.name, spec.layout, ranks, n_in, n_out)
+
+    def mark(self, stage: str) -> None:
+        """The stage ends now."""
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    def add(self, seat: int, tally: dict[str, Any]) -> None:
+        """Count what a rank wrote."""
+        for to, nbytes in tally["sent"].items():
+            key = seat, int(to)
+            self.sent[key] = self.sent.get(key, 0) + nbytes
+        self.wires.update(tally["wires"])
+        self.pieces += tally["pieces"]
+        self.writing += tally["writing"]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes whose owner changed."""
+        return sum(n for (source, target), n in self.sent.items() if source != target)
+
+    @property
+    def bytes_kept(self) -> int:
+        """Bytes that stayed on their rank (they are copied once, never aliased)."""
+        return sum(n for (source, target), n in self.sent.items() if source == target)

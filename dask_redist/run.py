@@ -1,0 +1,205 @@
+"""A rank's side of one run: who may write, where the pieces go, and what waits to be taken.
+
+A run is *open* or *closed* on each rank. A writer registers before its first byte; closing
+refuses new writers, and the run is quiet when the running ones are done, because Dask never stops
+a running task thread and users mutate results.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dask_redist.arena import Block
+from dask_redist.errors import ChunkMismatchError
+from dask_redist.ranks import Seat
+from dask_redist.spec import Index, PartSpec
+from dask_redist.wires import Place, Wire, unpack
+
+
+class RunTable(NamedTuple):
+    """What a rank is told when it joins a run: which output lives where."""
+
+    id: Any
+    number: int
+    spec: PartSpec
+    #: seat of each output chunk, -1 where nobody wants it
+    seats: NDArray[np.int64]
+    #: its offset in the owner's arena
+    offsets: NDArray[np.int64]
+    #: the owners
+    owners: dict[int, Seat]
+
+
+class RunClosed(Exception):
+    """A writer came too late; the contribution has to be computed again."""
+
+
+@dataclass
+class Tally:
+    """What one rank did in one run."""
+
+    #: bytes written to each seat, the rank's own included
+    sent: Counter[int] = field(default_factory=Counter)
+    #: bytes over each wire
+    wires: Counter[str] = field(default_factory=Counter)
+    pieces: int = 0
+    #: seconds in which task threads were writing, summed over threads
+    writing: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        """Count what another contribution did."""
+        self.sent.update(other.sent)
+        self.wires.update(other.wires)
+        self.pieces += other.pieces
+        self.writing += other.writing
+
+
+class Gate:
+    """Lets writers in until it is closed; quiet when it is closed and all are out."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._inside = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Be inside.
+
+        Raises
+        ------
+        RunClosed
+            The gate was closed before.
+        """
+        with self._lock:
+            if self.closed:
+                raise RunClosed("the run is closed on this rank")
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        with self._lock:
+            self.closed = True
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody writes and nobody ever will."""
+        with self._lock:
+            return self.closed and self._inside == 0
+
+
+class RankRun:
+    """One run on one rank, for its writers.
+
+    Parameters
+    ----------
+    table
+        Where the outputs live.
+    wire_to
+        A new wire to a seat, for one contribution.
+    """
+
+    def __init__(self, table: RunTable, wire_to: Callable[[RunTable, int], Wire]) -> None:
+        self.table = table
+        self.gate = Gate()
+        self.tally = Tally()
+        self._wire_to = wire_to
+        self._lock = threading.Lock()
+
+    def contribute(self, index: Index, chunk: Any) -> None:
+        """Write each piece of the input chunk ``index`` to its place in its owner's output."""
+        spec = self.table.spec
+        array = checked(chunk, spec, index)
+        with self.gate.enter():
+            start = time.perf_counter()
+            tally, wires = Tally(), dict[int, Wire]()
+            for out, piece in self._pieces(spec.local_in(index)):
+                seat = int(self.table.seats[out])
+                if (wire := wires.get(seat)) is None:
+                    wire = wires[seat] = self._wire_to(self.table, seat)
+                offset = int(self.table.offsets[out])
+                place = Place(out, offset, spec.out_shape(out), spec.dtype)
+                wire.write(place, piece.target, array[piece.source])
+                tally.sent[seat] += piece.size * spec.dtype.itemsize
+                tally.wires[wire.name] += piece.size * spec.dtype.itemsize
+                tally.pieces += 1
+            for wire in wires.values():
+                wire.flush()
+            tally.writing = time.perf_counter() - start
+            with self._lock:
+                self.tally.add(tally)
+
+    def _pieces(self, local: Index) -> Iterator[tuple[int, Any]]:
+        spec = self.table.spec
+        for piece in spec.overlap.pieces_of_input(local):
+            out = spec.flat_out(piece.chunk)
+            if self.table.seats[out] >= 0:
+                yield out, piece
+
+
+class Outputs:
+    """The output blocks of one run that a rank owns, until each is taken."""
+
+    def __init__(self, spec: PartSpec, blocks: dict[int, Block]) -> None:
+        self.spec = spec
+        self.gate = Gate()
+        self._blocks = blocks
+
+    def take(self, out: int) -> NDArray[Any] | None:
+        """The array over block ``out``; None when it is not here (any more)."""
+        block = self._blocks.pop(out, None)  # one take wins
+        return None if block is None else block.array(self.spec.out_shape(out), self.spec.dtype)
+
+    def receive(self, headers: Any, buffers: Any) -> None:
+        """Write pieces that came as messages."""
+        with self.gate.enter():
+            unpack(headers, buffers, self._view)
+
+    def _view(self, out: int) -> NDArray[Any]:
+        return self._blocks[out].array(self.spec.out_shape(out), self.spec.dtype)
+
+    def drop(self, condemn: bool) -> None:
+        """Give back what was not taken; ``condemn``: to nobody."""
+        while self._blocks:
+            _, block = self._blocks.popitem()
+            if condemn:
+                block.condemn()
+
+
+def checked(chunk: Any, spec: PartSpec, index: Index) -> NDArray[Any]:
+    """The chunk as a plain array of the declared shape and type.
+
+    Raises
+    ------
+    ChunkMismatchError
+        The chunk is not what the Dask array declares; names the chunk, both types and shapes.
+    """
+    shape = spec.in_shape(spec.local_in(index))
+    plain = isinstance(chunk, (np.ndarray, np.generic)) and not isinstance(
+        chunk, np.ma.MaskedArray
+    )
+    if plain and chunk.shape == shape and chunk.dtype == spec.dtype:
+        return np.asarray(chunk)
+    real = (
+        f"{type(chunk).__name__} of shape {getattr(chunk, 'shape', '?')} "
+        f"and dtype {getattr(chunk, 'dtype', '?')}"
+    )
+    raise ChunkMismatchError(
+        f"chunk {index} of {spec.name_input!r} is a {real}, but the array declares an ndarray of "
+        f"shape {shape} and dtype {spec.dtype}; give map_blocks the right meta= and chunks=, "
+        "or convert the chunks with astype"
+    )

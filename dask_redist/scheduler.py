@@ -1,0 +1,469 @@
+"""The scheduler's side: the conductor in a thin shell of Dask handlers.
+
+Messages and Dask's own hooks (a task changed state, a worker left, a graph came) become events of
+the :class:`~dask_redist.conductor.Conductor`; the actions that it returns become messages,
+restrictions and transitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any
+
+import numpy as np
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from dask_redist import config
+from dask_redist.arena import ArenaCard
+from dask_redist.assign import assign
+from dask_redist.conductor import (
+    AGAIN,
+    Action,
+    Allocate,
+    Answer,
+    Close,
+    Conductor,
+    Free,
+    Prove,
+    Recompute,
+    Run,
+)
+from dask_redist.errors import AdmissionError, RunTimeoutError
+from dask_redist.ranks import RankSet, Seat
+from dask_redist.reports import RunReport
+from dask_redist.run import RunTable
+from dask_redist.spec import PartSpec
+from dask_redist.tasks import FenceTask
+
+logger = logging.getLogger(__name__)
+
+PLUGIN = "dask_redist"
+_NEEDED = {"waiting", "no-worker", "queued", "processing"}
+
+
+class SchedulerShell(SchedulerPlugin):
+    """The conductor on a scheduler."""
+
+    name = PLUGIN
+    idempotent = True
+
+    # ------------------------------------------------------------------------------- start
+    async def start(self, scheduler: Scheduler) -> None:
+        """Install the handlers that ranks and clients call."""
+        self.scheduler = scheduler
+        self.timeout = config.seconds("timeout")
+        self.ranks = RankSet()
+        self.conductor = Conductor()
+        self.reports: deque[RunReport] = deque(maxlen=1000)
+        self._live: dict[int, RunReport] = {}
+        self._tables: dict[int, bytes] = {}
+        self._specs: dict[Any, PartSpec] = {}
+        self._spec_bytes: dict[int, bytes] = {}
+        self._requests: dict[int, asyncio.Future[Any]] = {}
+        self._count = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._left: dict[int, Seat] = {}
+        self._wires: tuple[tuple[int, ...], dict[int, dict[int, str]]] = (), {}
+        #: contributions and takes that may run in one place only: key -> addresses
+        self._pins: dict[Any, set[str]] = {}
+        scheduler.handlers.update(
+            {
+                "redist_hello": self._hello,
+                "redist_connect": self._connect,
+                "redist_ranks": self._table,
+                "redist_join": self._join,
+                "redist_fence": self._fence,
+                "redist_missing": self._missing,
+                "redist_runs": self._runs,
+                "redist_memory": self._memory,
+            }
+        )
+
+    async def close(self) -> None:
+        """Stop what is under way."""
+        for task in self._tasks:
+            task.cancel()
+
+    # ------------------------------------------------------------------------------- ranks
+    def _hello(self, card: Iterable[Any], **facts: Any) -> dict[str, Any]:
+        self.ranks.leave(facts["address"])
+        seat = self.ranks.arrive(card=ArenaCard(*card), **facts)
+        return {"seat": seat.seat}
+
+    async def _connect(self, n_ranks: int | None, timeout: float) -> dict[str, Any]:
+        """Number the ranks when all workers are there; their table, and who reaches whom how."""
+        deadline = time.monotonic() + timeout
+        while True:
+            here = {s.address for s in (*self.ranks.arrived, *self.ranks.seated.values())}
+            missing = [w for w in self.scheduler.workers if w not in here]
+            if not missing and len(here) >= (n_ranks or 1):
+                break
+            if time.monotonic() > deadline:
+                raise RunTimeoutError(
+                    f"{len(here)} of {n_ranks or len(self.scheduler.workers) or 1} ranks came "
+                    f"within {timeout:g} s"
+                    + (f"; no answer from {', '.join(missing)}" if missing else "")
+                    + "; start more workers or raise timeout="
+                )
+            await asyncio.sleep(0.02)
+        self.ranks.seal()
+        return {"ranks": self._table(), "wires": await self._reach()}
+
+    async def _reach(self) -> dict[int, dict[int, str]]:
+        """The wire between each two ranks, asked once for each set of ranks."""
+        seats = self.ranks.table()
+        numbers = tuple(seat.seat for seat in seats)
+        if self._wires[0] != numbers:
+            replies = await asyncio.gather(
+                *(self._rpc(s).redist_reach(seats=self._table()) for s in seats)
+            )
+            self._wires = numbers, dict(zip(numbers, replies, strict=True))
+        return self._wires[1]
+
+    def _table(self) -> list[Any]:
+        return [tuple(seat) for seat in self.ranks.table()]
+
+    async def _memory(self) -> dict[str, dict[str, int]]:
+        """Arena bytes of each rank, by address."""
+        seats = self.ranks.table()
+        replies = await asyncio.gather(*(self._rpc(s).redist_memory() for s in seats))
+        return {s.address: reply for s, reply in zip(seats, replies, strict=True)}
+
+    def _rpc(self, seat: Seat) -> Any:
+        return self.scheduler.rpc(seat.address)
+
+    # ------------------------------------------------------------------------------ events
+    async def _join(self, id: Any, key: Any, seat: int) -> dict[str, Any]:
+        fence = self.scheduler.tasks.get(id)
+        contribution = self.scheduler.tasks.get(key)
+        if (
+            fence is None
+            or not isinstance(fence.run_spec, FenceTask)
+            or contribution not in fence.dependencies
+        ):
+            return {"unknown": True}
+        if seat not in self.ranks.by_number:
+            return {"again": True}
+        if id not in self.conductor.runs:
+            self._create(id, fence)
+        value = await self._request(lambda r: self.conductor.join(id, seat, r))
+        if isinstance(value, Exception):
+            return {"error": pickle.dumps(value)}
+        if value == AGAIN or value not in self._live:
+            return {"again": True}
+        return {"table": self._run_table(value)}
+
+    async def _fence(self, id: Any, numbers: list[int]) -> dict[str, Any]:
+        if report := self._live.get(max(numbers)):
+            report.mark("contribute")
+        value = await self._request(lambda r: self.conductor.fence(id, set(numbers), r))
+        if isinstance(value, Exception):
+            return {"error": pickle.dumps(value)}
+        if value == AGAIN:
+            return {"again": True}
+        if report := self._live.get(value):
+            report.mark("fence")
+        return {"number": value}
+
+    def _missing(self, id: Any, number: int, key: Any, address: str) -> None:
+        """A take found no block: send it to the owner, or have the run made again."""
+        run = self.conductor.runs.get(id)
+        spec = self._specs.get(id)
+        if run is not None and run.number == number and spec is not None:
+            owner = self.ranks.by_number.get(run.owners.get(spec.out_number(key[1:]), -1))
+            if owner is not None and owner.address != address:
+                return self._restrict(key, {owner.address})
+        self._do(self.conductor.missing(id, number))
+
+    def transition(
+        self, key: Any, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
+    ) -> None:
+        """Dask's hook: the end of a fence is the end of its run."""
+        if finish in ("released", "erred", "forgotten") and key in self._specs:
+            self._do(self.conductor.gone(key))
+            if finish == "forgotten":
+                self.conductor.forget(key)
+                del self._specs[key]
+        if finish == "forgotten":
+            self._pins.pop(key, None)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Dask's hook: a worker has left."""
+        stranded = {}
+        for key in [key for key, addresses in self._pins.items() if worker in addresses]:
+            self._restrict(key, self._pins[key] - {worker})
+            if scheduler.tasks[key].state == "no-worker":
+                stranded[key] = "released"
+        seat = self.ranks.leave(worker)
+        if seat is not None:
+            self._left[seat.seat] = seat
+            for other in self.ranks.table():
+                scheduler.worker_send(other.address, {"op": "redist-left", "seat": seat.seat})
+            self._do(self.conductor.lost(seat.seat))
+        if stranded:
+            scheduler.transitions(stranded, stimulus_id=f"redist-stranded-{time.time()}")
+
+    def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
+        """Dask's hook: a rank that takes part in a run stays."""
+        busy = {
+            seat
+            for run in self.conductor.by_number.values()
+            for seat in run.holders | run.writers | run.allocating
+        }
+        addresses = {s.address for s in self.ranks.table() if s.seat in busy}
+        return [ws for ws in workers if ws.address not in addresses]
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """Dask's hook: all tasks are forgotten and all workers are restarted."""
+        for id in list(self._specs):
+            self._do(self.conductor.gone(id))
+        self._specs.clear()
+        self._pins.clear()
+
+    def update_graph(self, scheduler: Scheduler, *, tasks: Collection[Any], **kwargs: Any) -> None:
+        """Dask's hook: contributions run where their chunk is; later takes go to their owner."""
+        for key in tasks:
+            ts = scheduler.tasks[key]
+            if not isinstance(ts.run_spec, FenceTask):
+                continue
+            for dependent in ts.dependents:
+                self._pin(key, dependent)
+            for contribution in ts.dependencies:
+                if len(contribution.dependencies) == 1 and contribution.state == "released":
+                    (chunk,) = contribution.dependencies
+                    if chunk.key[0] == ts.run_spec.spec.name_input and chunk.who_has:
+                        self._restrict(contribution.key, {ws.address for ws in chunk.who_has})
+
+    def _restrict(self, key: Any, addresses: set[str]) -> None:
+        """Have a task run at these addresses only; none: anywhere."""
+        self.scheduler.set_restrictions({key: addresses or None})
+        if addresses:
+            self._pins[key] = addresses
+        else:
+            self._pins.pop(key, None)
+
+    def _pin(self, id: Any, take: Any) -> None:
+        """Have a take run where its block is; one that is in no run runs anywhere and asks."""
+        run, spec = self.conductor.runs.get(id), self._specs.get(id)
+        if run is None or spec is None:
+            return
+        owner = self.ranks.by_number.get(run.owners.get(spec.out_number(take.key[1:]), -1))
+        self._restrict(take.key, {owner.address} if owner is not None else set())
+
+    # ---------------------------------------------------------------------------- creation
+    def _create(self, id: Any, fence: Any) -> None:
+        spec: PartSpec = fence.run_spec.spec
+        self._specs[id] = spec
+        seats = self.ranks.table()
+        ranks = {seat.address: rank for rank, seat in enumerate(seats)}
+        owners = assign(spec, len(seats), self._held(fence, spec, ranks))
+        wanted = {
+            spec.out_number(take.key[1:]): take
+            for take in fence.dependents
+            if take.state in _NEEDED
+        }
+        actions = self.conductor.create(
+            id, {out: seats[int(owners[out])].seat for out in sorted(wanted)}
+        )
+        number = self.conductor.runs[id].number
+        for take in wanted.values():
+            self._pin(id, take)
+        report = RunReport.start(number, spec, len(seats), len(wanted))
+        self._live[number] = report
+        self.reports.append(report)
+        self._spec_bytes[number] = pickle.dumps(spec)
+        self._do(actions)
+
+    def _held(self, fence: Any, spec: PartSpec, ranks: dict[str, int]) -> np.ndarray[Any, Any]:
+        """The rank of each input chunk of the part, -1 where it is not in memory."""
+        held = np.full(spec.grid_in, -1, np.int64)
+        for contribution in fence.dependencies:
+            for chunk in contribution.dependencies:
+                if isinstance(chunk.key, tuple) and chunk.key[0] == spec.name_input:
+                    here = [ranks[w.address] for w in chunk.who_has or () if w.address in ranks]
+                    if here:
+                        held[spec.local_in(chunk.key[1:])] = min(here)
+        return held
+
+    def _run_table(self, number: int) -> bytes:
+        if number not in self._tables:
+            run = self.conductor.by_number[number]
+            spec = self._specs[run.id]
+            seats = np.full(spec.n_out, -1, np.int64)
+            offsets = np.zeros(spec.n_out, np.int64)
+            for out, seat in run.owners.items():
+                seats[out] = seat
+                offsets[out] = run.offsets[out]
+            owners = {s: self.ranks.by_number[s] for s in set(run.owners.values())}
+            self._tables[number] = pickle.dumps(
+                RunTable(run.id, number, spec, seats, offsets, owners)
+            )
+            self._live[number].mark("create")
+        return self._tables[number]
+
+    # ----------------------------------------------------------------------------- actions
+    async def _request(self, event: Callable[[int], list[Action]]) -> Any:
+        """Hand a request to the conductor and wait for its answer."""
+        request = next(self._count)
+        future = self._requests[request] = asyncio.get_running_loop().create_future()
+        try:
+            self._do(event(request))
+            return await future
+        finally:
+            del self._requests[request]
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Answer(request, value):
+                    future = self._requests.get(request)  # type: ignore[call-overload]
+                    if future is not None and not future.done():
+                        future.set_result(value)
+                case Allocate():
+                    self._spawn(self._do_allocate(action))
+                case Close():
+                    self._spawn(self._do_close(action))
+                case Prove():
+                    self._spawn(self._do_prove(action))
+                case Free():
+                    self._spawn(self._do_free(action))
+                case Recompute(id):
+                    self._recompute(id)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Forget what belongs to runs that are over."""
+        for number in [n for n in self._live if n not in self.conductor.by_number]:
+            self._live.pop(number).mark("take")
+            self._tables.pop(number, None)
+            self._spec_bytes.pop(number, None)
+        if not self.conductor.by_number:
+            self._left.clear()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _do_allocate(self, action: Allocate) -> None:
+        number, number_of_seat, outputs = action
+        seat = self.ranks.by_number.get(number_of_seat)
+        if seat is None:
+            return self._do(self.conductor.not_allocated(number, number_of_seat, None))
+        error: Exception | None = None
+        try:
+            reply = await asyncio.wait_for(
+                self._rpc(seat).redist_allocate(
+                    number=number, spec=self._spec_bytes[number], outs=outputs
+                ),
+                self.timeout,
+            )
+        except TimeoutError:
+            error = RunTimeoutError(
+                f"rank {self._rank(seat)} on {seat.address} did not allocate its outputs "
+                f"within {self.timeout:g} s (redist.timeout)"
+            )
+        except OSError:
+            pass  # it has left; who waits asks again
+        else:
+            if "offsets" in reply:
+                offsets = dict(zip(outputs, reply["offsets"], strict=True))
+                return self._do(self.conductor.allocated(number, seat.seat, offsets))
+            error = AdmissionError(f"rank {self._rank(seat)}: {reply['error']}")
+        if number in self.conductor.by_number:
+            self._do(self.conductor.not_allocated(number, seat.seat, error))
+
+    async def _do_close(self, action: Close) -> None:
+        number, seat_number = action
+        seat = self.ranks.by_number.get(seat_number)
+        if seat is None:
+            return  # the conductor asks for a proof instead
+        try:
+            reply = await asyncio.wait_for(
+                self._rpc(seat).redist_close(number=number), self.timeout
+            )
+        except TimeoutError:
+            error = RunTimeoutError(
+                f"rank {self._rank(seat)} on {seat.address} still writes to run {number} after "
+                f"{self.timeout:g} s (redist.timeout)"
+            )
+            return self._do(self.conductor.not_closed(number, seat_number, error))
+        except OSError:
+            return await self._until_lost(number, seat)
+        if report := self._live.get(number):
+            report.add(seat_number, reply)
+        self._do(self.conductor.closed(number, seat_number))
+
+    async def _until_lost(self, number: int, seat: Seat) -> None:
+        """The connection broke: Dask will say that the worker has left, or it does not answer."""
+        deadline = time.monotonic() + self.timeout
+        while seat.seat in self.ranks.by_number:
+            if time.monotonic() > deadline:
+                error = RunTimeoutError(
+                    f"rank {self._rank(seat)} on {seat.address} cannot be reached for "
+                    f"{self.timeout:g} s (redist.timeout)"
+                )
+                return self._do(self.conductor.not_closed(number, seat.seat, error))
+            await asyncio.sleep(0.05)
+
+    async def _do_prove(self, action: Prove) -> None:
+        number, seat_number, witnesses = action
+        lost = self._left[seat_number]
+        seats = [s for w in witnesses if (s := self.ranks.by_number.get(w)) is not None]
+        proofs = await asyncio.gather(
+            *(
+                self._rpc(s).redist_dead(
+                    number=number, seat=seat_number, pid=lost.pid, started=lost.started
+                )
+                for s in seats
+            ),
+            return_exceptions=True,
+        )
+        if number not in self.conductor.by_number:
+            return
+        # A witness that has left itself cannot be harmed: its memory is given to nobody.
+        if all(proof is True or isinstance(proof, OSError) for proof in proofs):
+            self._do(self.conductor.closed(number, seat_number))
+        else:
+            logger.warning(
+                "the process of %s cannot be proven dead: the memory of run %d is not used again",
+                lost.address,
+                number,
+            )
+            self._do(self.conductor.not_closed(number, seat_number, None))
+
+    async def _do_free(self, action: Free) -> None:
+        seat = self.ranks.by_number.get(action.seat)
+        if seat is not None:
+            try:
+                await self._rpc(seat).redist_free(number=action.number, condemn=action.condemn)
+            except OSError as error:
+                logger.info("rank on %s frees no more: %s", seat.address, error)
+
+    def _recompute(self, id: Any) -> None:
+        """Have Dask run the contributions and the fence again, as its own p2p rechunk does."""
+        fence = self.scheduler.tasks.get(id)
+        if fence is None:
+            return
+        tasks = [*(t for t in fence.dependents if t.state != "memory"), fence, *fence.dependencies]
+        if any(ts.state == "erred" for ts in tasks):
+            return
+        stimulus = f"redist-recompute-{time.time()}"
+        self.scheduler.transitions({ts.key: "released" for ts in tasks}, stimulus_id=stimulus)
+        self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus)
+
+    def _rank(self, seat: Seat) -> int | str:
+        return next((r for r, s in enumerate(self.ranks.table()) if s.seat == seat.seat), "?")
+
+    def _runs(self) -> bytes:
+        return pickle.dumps(list(self.reports))
+
+
+__all__ = ["PLUGIN", "Run", "SchedulerShell"]

@@ -1,0 +1,135 @@
+"""What one part of a redistribution is: the facts that its fence task carries.
+
+A *part* is a connected piece of the overlap of two chunkings: it has its own contributions, its
+own fence and its own run. Chunks inside a part are numbered from zero; ``first_in`` and
+``first_out`` are the part's place in the whole array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from dask_redist.boxes import Chunks
+from dask_redist.overlap import Overlap
+
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PartSpec:
+    """One part of one redistribution.
+
+    Attributes
+    ----------
+    name, name_input
+        Names of the output and of the input array; chunk keys are ``(name, *index)``.
+    chunks_in, chunks_out
+        The part's chunks along each axis.
+    first_in, first_out
+        Index of the part's first chunk in the whole array.
+    dtype
+        Declared type of the elements.
+    owners
+        The rank of each output chunk, numbered in C order.
+    fixed
+        Whether a layout named these owners; if not, whoever holds most of a chunk may own it.
+    ranks
+        How many ranks there were when the graph was built.
+    layout
+        What the outputs are for, in words (for reports).
+    """
+
+    name: str
+    name_input: str
+    chunks_in: Chunks
+    chunks_out: Chunks
+    first_in: Index
+    first_out: Index
+    dtype: np.dtype[Any]
+    owners: NDArray[np.int64]
+    fixed: bool
+    ranks: int
+    layout: str
+
+    @cached_property
+    def overlap(self) -> Overlap:
+        """The index map of the part."""
+        return Overlap(self.chunks_in, self.chunks_out)
+
+    @cached_property
+    def grid_in(self) -> Index:
+        """Input chunks along each axis."""
+        return tuple(map(len, self.chunks_in))
+
+    @cached_property
+    def grid_out(self) -> Index:
+        """Output chunks along each axis."""
+        return tuple(map(len, self.chunks_out))
+
+    @property
+    def n_out(self) -> int:
+        """How many output chunks the part has."""
+        return prod(self.grid_out)
+
+    def local_in(self, index: Index) -> Index:
+        """Index inside the part of the input chunk ``index`` of the whole array."""
+        return tuple(i - f for i, f in zip(index, self.first_in, strict=True))
+
+    def out_number(self, index: Index) -> int:
+        """Number inside the part of the output chunk ``index`` of the whole array."""
+        return self.flat_out(tuple(i - f for i, f in zip(index, self.first_out, strict=True)))
+
+    def flat_out(self, local: Index) -> int:
+        """Number inside the part of the output chunk ``local``, in C order."""
+        number = 0
+        for i, n in zip(local, self.grid_out, strict=True):
+            number = number * n + i
+        return number
+
+    def local_out(self, number: int) -> Index:
+        """Index inside the part of the output chunk ``number``."""
+        local = []
+        for n in reversed(self.grid_out):
+            number, i = divmod(number, n)
+            local.append(i)
+        return tuple(reversed(local))
+
+    def out_index(self, number: int) -> Index:
+        """Index in the whole array of the output chunk ``number``."""
+        return tuple(i + f for i, f in zip(self.local_out(number), self.first_out, strict=True))
+
+    def in_shape(self, local: Index) -> Index:
+        """Shape of the input chunk ``local``."""
+        return tuple(c[i] for c, i in zip(self.chunks_in, local, strict=True))
+
+    def out_shape(self, number: int) -> Index:
+        """Shape of the output chunk ``number``."""
+        return tuple(c[i] for c, i in zip(self.chunks_out, self.local_out(number), strict=True))
+
+    def indices_in(self) -> Iterator[Index]:
+        """Indices in the whole array of the input chunks, in C order."""
+        return product(*(range(f, f + n) for f, n in zip(self.first_in, self.grid_in, strict=True)))
+
+    def __dask_tokenize__(self) -> object:
+        return (self.name, self.name_input, self.first_in, self.first_out, self.grid_out)
+
+
+class Held(NamedTuple):
+    """A contribution outside a cluster: the chunk itself."""
+
+    index: Index
+    chunk: Any
+
+
+class Receipt(NamedTuple):
+    """What the fence of a run hands to the takes: nothing but the run's name and number."""
+
+    id: Any
+    number: int

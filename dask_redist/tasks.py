@@ -1,0 +1,141 @@
+"""The three tasks of a redistribution: contribute -> redistribute (the fence) -> take.
+
+On a worker that has a rank, they run the collective. Anywhere else (``scheduler="sync"``,
+``"threads"``, ``"processes"``, a closed client, a nested compute) the same graph works in process:
+a contribution is the chunk itself, the fence passes the chunks on, takes assemble theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from dask._task_spec import Task
+from distributed.worker import get_worker
+from numpy.typing import NDArray
+
+from dask_redist.errors import RedistError
+from dask_redist.rank import Rank, rank_of
+from dask_redist.run import checked
+from dask_redist.spec import Held, Index, PartSpec, Receipt
+
+
+class Gathered(NamedTuple):
+    """The chunks of a part, where no ranks are."""
+
+    spec: PartSpec
+    chunks: dict[Index, Any]
+
+
+class ContributeTask(Task):
+    """The contribution of one input chunk; never fused: Dask would rename it and put an alias
+    before the fence, and the conductor knows the contributions as the fence's dependencies.
+    """
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        """Whether neighbours may be fused with this task."""
+        return True
+
+
+class FenceTask(Task):
+    """The fence of one run; never fused, so that the conductor finds it under its key."""
+
+    __slots__ = ()
+
+    @property
+    def spec(self) -> PartSpec:
+        """The part that this fence closes."""
+        spec: PartSpec = self.args[0]
+        return spec
+
+    @property
+    def block_fusion(self) -> bool:
+        """Whether neighbours may be fused with this task."""
+        return True
+
+    @property
+    def is_coro(self) -> bool:
+        """On a worker the task is a coroutine: it holds a slot but no thread."""
+        return True
+
+
+class TakeTask(Task):
+    """The take of one output chunk; never fused, so that it can be pinned to the owner."""
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        """Whether neighbours may be fused with this task."""
+        return True
+
+
+def _here() -> Rank | None:
+    """The rank of the worker that runs this task, if there is one."""
+    try:
+        worker = get_worker()
+    except ValueError:
+        return None
+    return rank_of(worker)
+
+
+def contribute(id: Any, index: Index, chunk: Any) -> int | Held:
+    """Write the pieces of one input chunk; returns the number of the run that they went to."""
+    rank = _here()
+    number = rank.contribute(id, index, chunk) if rank is not None else None
+    return Held(index, chunk) if number is None else number
+
+
+def redistribute(spec: PartSpec, id: Any, contributions: Sequence[int | Held]) -> Any:
+    """The fence: every contribution exists; close the run and let the takes in."""
+    held = {c.index: c.chunk for c in contributions if isinstance(c, Held)}
+    if held and len(held) < len(contributions):
+        raise RedistError(
+            f"{len(held)} of {len(contributions)} input chunks of {spec.name_input!r} are on "
+            "workers without a rank; call dask_redist.connect(client) and compute again"
+        )
+    if held:
+        return _done(Gathered(spec, held)) if _on_loop() else Gathered(spec, held)
+    rank = _here()
+    if rank is None:
+        raise RedistError(f"the fence of {spec.name!r} runs where there is no rank")
+    return rank.fence(id, {c for c in contributions if isinstance(c, int)})
+
+
+def _on_loop() -> bool:
+    """Whether a worker's event loop runs this task (it awaits what the task returns)."""
+    try:
+        get_worker()
+        asyncio.get_running_loop()
+    except (ValueError, RuntimeError):
+        return False
+    return True
+
+
+async def _done(value: Any) -> Any:
+    return value
+
+
+def take(index: Index, receipt: Receipt | Gathered) -> NDArray[Any]:
+    """One output chunk: the array over the rank's block, or assembled from the chunks."""
+    if isinstance(receipt, Gathered):
+        return _assemble(receipt, index)
+    rank = _here()
+    if rank is None:
+        raise RedistError(f"output chunk {index} is taken where there is no rank")
+    return rank.take(receipt, index)
+
+
+def _assemble(gathered: Gathered, index: Index) -> NDArray[Any]:
+    spec, chunks = gathered
+    out = np.empty(spec.out_shape(spec.out_number(index)), spec.dtype)
+    local = tuple(i - f for i, f in zip(index, spec.first_out, strict=True))
+    for piece in spec.overlap.pieces_of_output(local):
+        source = tuple(i + f for i, f in zip(piece.chunk, spec.first_in, strict=True))
+        out[piece.target] = checked(chunks[source], spec, source)[piece.source]
+    return out
