@@ -21,7 +21,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 
@@ -36,14 +35,6 @@ __all__ = ["Arena", "ArenaCard", "Block", "arena_here", "block_of"]
 
 _SMALL = 32 * 1024  # blocks below this share pages
 _GRAIN = 64  # bytes: a cache line, and more than any dtype's alignment
-
-
-class _Returned(NamedTuple):
-    memory: Bytes  # the address stays mapped until the range has been dealt with
-    offset: int
-    length: int
-    cool: bool
-    condemned: bool
 
 
 _here: "weakref.WeakValueDictionary[str, Arena]" = weakref.WeakValueDictionary()
@@ -113,14 +104,14 @@ class Arena:
         )
         self._lock = threading.Lock()  # the free lists and the counters
         self._filling = threading.Lock()  # one thread populates; taken before the other lock
-        self._returned: deque[_Returned] = deque()
+        self._returned: deque[tuple[Bytes, int, int, bool, bool]] = deque()
         self._warm, self._cold = FreeList(), FreeList()
         self._cold.add(PAGE, self.capacity - PAGE)
         self._in_use = self._condemned = 0
         _here[self.card.nonce] = self
 
     def __repr__(self) -> str:
-        return f"Arena({self.in_use} bytes in use, {self.idle} idle, {self.capacity} capacity)"
+        return f"Arena({self._in_use} bytes in use, {self._warm.whole} idle, of {self.capacity})"
 
     @property
     def memory(self) -> Bytes:
@@ -211,8 +202,9 @@ class Arena:
         """Take a block back; called by destructors, so it never waits."""
         length = _reserved(block.nbytes)
         if length and os.getpid() == self._pid:  # a forked child must not free its parent's blocks
+            # With its mapping, so that the address is mapped until the range has been dealt with.
             self._returned.append(
-                _Returned(block.memory, block.offset, length, block.cooled, block.condemned)
+                (block.memory, block.offset, length, block.cooled, block.condemned)
             )
             self._drain()
 

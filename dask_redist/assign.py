@@ -51,8 +51,6 @@ def assign(spec: PartSpec, ranks: int, held: NDArray[Any]) -> NDArray[np.int64]:
     return best if _moved(spec, held, best, ranks) < _moved(spec, held, owners, ranks) else owners
 
 
-def _moved(
-    spec: PartSpec, held: NDArray[Any], owners: NDArray[Any], ranks: int
-) -> int:
+def _moved(spec: PartSpec, held: NDArray[Any], owners: NDArray[Any], ranks: int) -> int:
     elements = traffic(spec.overlap, held, owners.reshape(spec.grid_out), ranks)
     return int(elements.sum() - np.trace(elements))

@@ -23,6 +23,9 @@ The two rules that keep users' memory safe:
 
 Ranks change when workers come and go. A *seat* is one incarnation of a rank: a number that is
 given once and never again, so the tables of a run stay true while ranks are renumbered.
+
+Messages cross: a seat's answer may come after its loss, or after the run's end. An answer that
+nobody waits for any more changes nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +33,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from dask_redist.errors import RankLostError
 
 MAX_RESTARTS = 10
 
 
 class State(Enum):
+    """Where a run is in its life."""
+
     ALLOCATING = "allocating"
     OPEN = "open"
     CLOSING = "closing"
@@ -127,7 +134,8 @@ class Conductor:
     def __init__(self) -> None:
         self.runs: dict[Hashable, Run] = {}
         self.by_number: dict[int, Run] = {}
-        self.restarts: dict[Hashable, int] = {}
+        #: how often each run was started again, and the last number that had been given then
+        self.restarts: dict[Hashable, tuple[int, int]] = {}
         self._last = 0
 
     # ------------------------------------------------------------------------------ creation
@@ -148,8 +156,10 @@ class Conductor:
 
     def allocated(self, number: int, seat: int, offsets: Mapping[int, int]) -> list[Action]:
         """``seat`` has its memory for run ``number``."""
-        run = self.by_number[number]
-        run.allocating.discard(seat)
+        run = self.by_number.get(number)
+        if run is None or seat not in run.allocating:
+            return []
+        run.allocating.remove(seat)
         run.holders.add(seat)
         if run.state is State.ENDING:
             return self._settle(run)
@@ -165,12 +175,11 @@ class Conductor:
 
         Without an ``error`` (the rank could not be reached) they ask again.
         """
-        run = self.by_number[number]
-        run.allocating.discard(seat)
-        run.holders.add(seat)  # it may still get there: have it freed
-        if run.state is State.ENDING:
-            return self._settle(run)
-        return self._end(run, error)
+        run = self.by_number.get(number)
+        actions: list[Action] = []
+        if run is not None and seat in run.allocating and run.state is not State.ENDING:
+            actions = self._end(run, error)
+        return [*actions, *self.allocated(number, seat, {})]  # late, it may hold some: to be freed
 
     def join(self, id: Hashable, seat: int, request: Hashable) -> list[Action]:
         """A rank asks for the run before its first byte; it is a writer from the answer on."""
@@ -181,25 +190,31 @@ class Conductor:
         if run.state is State.OPEN:
             run.writers.add(seat)
             return [Answer(request, run.number)]
-        # A contribution to a run whose contributions are over: Dask computes it again.
-        return [*self._end(run), Answer(request, AGAIN)]
+        # A contribution to a run whose contributions are over: its fence has to come again too.
+        return [*self._restart(id), Answer(request, AGAIN)]
 
     # ----------------------------------------------------------------------------- the fence
     def fence(self, id: Hashable, numbers: set[int], request: Hashable) -> list[Action]:
         """All contributions exist; they went to the runs ``numbers``."""
         run = self.runs.get(id)
+        if self.restarts.get(id, (0, 0))[0] > MAX_RESTARTS:
+            del self.restarts[id]  # the fence errs; a retry by the user begins anew
+            count = f"was restarted more than {MAX_RESTARTS} times and given up"
+            error = RankLostError(f"redistribution {id!r} {count}; ranks are lost again and again")
+            return [*(self._end(run) if run else []), Answer(request, error)]
         if run is None or numbers != {run.number} or run.state is not State.OPEN:
-            return [*self._restart(id), Answer(request, self._again(id))]
+            return [*self._restart(id), Answer(request, AGAIN)]
         run.fence = request
         run.state = State.CLOSING
         return self._close(run)
 
     def closed(self, number: int, seat: int) -> list[Action]:
         """``seat`` has closed run ``number``, or was proven dead."""
-        run = self.by_number[number]
-        run.writers.discard(seat)
-        run.closing.discard(seat)
-        run.lost.discard(seat)
+        run = self.by_number.get(number)
+        if run is None or seat not in run.closing:
+            return []
+        for seats in (run.writers, run.closing, run.lost):
+            seats.discard(seat)
         return self._settle(run)
 
     def not_closed(self, number: int, seat: int, error: Exception | None) -> list[Action]:
@@ -208,14 +223,14 @@ class Conductor:
         With an ``error`` the fence gets it (a rank that is there does not answer); without one
         the run starts again on other memory (a rank that left is not proven dead).
         """
-        run = self.by_number[number]
+        run = self.by_number.get(number)
+        if run is None or seat not in run.closing or (error is not None and seat in run.lost):
+            return []  # late; or it left while its Close was under way, and the proof decides
         run.condemned = True
-        run.writers.discard(seat)
-        run.closing.discard(seat)
-        run.lost.discard(seat)
-        if run.state is State.ENDING:
-            return self._settle(run)
-        return self._restart(run.id) if error is None else self._end(run, error)
+        actions: list[Action] = []
+        if run.state is not State.ENDING:
+            actions = self._restart(run.id) if error is None else self._end(run, error)
+        return [*actions, *self.closed(number, seat)]
 
     # -------------------------------------------------------------------------- loss and end
     def lost(self, seat: int) -> list[Action]:
@@ -225,6 +240,7 @@ class Conductor:
             owner = seat in run.holders or seat in run.allocating
             run.holders.discard(seat)
             run.allocating.discard(seat)
+            actions += [Answer(r, AGAIN) for r, s in run.joins.items() if s == seat]
             run.joins = {r: s for r, s in run.joins.items() if s != seat}
             if seat in run.writers:
                 run.lost.add(seat)
@@ -248,21 +264,13 @@ class Conductor:
     def missing(self, id: Hashable, number: int) -> list[Action]:
         """A take did not find its block in run ``number``."""
         run = self.runs.get(id)
-        if run is not None and run.number != number:
-            return []  # a newer run is under way, the take will be run again after it
+        if number <= self.restarts.get(id, (0, 0))[1] or (run is not None and run.number != number):
+            return []  # it is being made again already, the take will be run again after it
         return self._restart(id)
 
     # -------------------------------------------------------------------------------- helpers
-    def _again(self, id: Hashable) -> str | Exception:
-        if self.restarts.get(id, 0) <= MAX_RESTARTS:
-            return AGAIN
-        return RuntimeError(
-            f"redistribution {id!r} was restarted {MAX_RESTARTS} times and given up; "
-            "ranks seem to be lost again and again"
-        )
-
     def _restart(self, id: Hashable) -> list[Action]:
-        self.restarts[id] = self.restarts.get(id, 0) + 1
+        self.restarts[id] = self.restarts.get(id, (0, 0))[0] + 1, self._last
         run = self.runs.get(id)
         return [*(self._end(run) if run else []), Recompute(id)]
 

@@ -92,12 +92,18 @@ def find_client(client: Client | None = None) -> Client:
     if client is not None:
         return client
     try:
-        return default_client()
+        current: Client = default_client()
     except ValueError:
         raise RedistError(
             "no Dask client: make one with client = distributed.Client(n_workers=4), "
             "then dask_redist.connect(client)"
         ) from None
+    return current
+
+
+async def ask(client: Client, op: str, **arguments: Any) -> Any:
+    """Call a handler of the conductor on the client's scheduler."""
+    return await getattr(client.scheduler, op)(**arguments)
 
 
 def connect(
@@ -144,7 +150,7 @@ async def _connect(client: Client, n_ranks: int | None, timeout: float) -> Ranks
     if client not in _connected:
         await client.register_plugin(SchedulerShell())
         await client.register_plugin(Rank())
-    reply = await client.scheduler.redist_connect(n_ranks=n_ranks, timeout=timeout)
+    reply = await ask(client, "redist_connect", n_ranks=n_ranks, timeout=timeout)
     seats = tuple(Seat(*row) for row in reply["ranks"])
     rank = {seat.seat: r for r, seat in enumerate(seats)}
     wires = {

@@ -15,7 +15,7 @@ from dask.blockwise import Blockwise
 from distributed import Client, Future
 from numpy.typing import NDArray
 
-from dask_redist.connect import find_client, ranks_of
+from dask_redist.connect import ask, find_client, ranks_of
 from dask_redist.errors import LayoutError
 from dask_redist.grids import Layout
 from dask_redist.layer import RedistributeLayer
@@ -41,11 +41,13 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
     Examples
     --------
     >>> import dask.array as da, dask_redist as dr
-    >>> from distributed import Client
+    >>> from distributed import Client, wait
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
     ...             dashboard_address=None) as client:
     ...     y = dr.redistribute(da.ones((4, 6), chunks=2), dr.Slab.Y)
-    ...     dr.layout_of(y + 1), dr.layout_of(y.persist()), dr.layout_of(da.ones(4))
+    ...     z = y.persist()
+    ...     done = wait(z)
+    ...     dr.layout_of(y + 1), dr.layout_of(z), dr.layout_of(da.ones(4))
     (Slab.Y, Slab.Y, None)
     """
     made = _made_by(x)
@@ -80,7 +82,7 @@ def lshape_map(x: da.Array, *, client: Client | None = None) -> NDArray[np.int64
     Examples
     --------
     >>> import dask.array as da, dask_redist as dr
-    >>> from distributed import Client
+    >>> from distributed import Client, wait
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
     ...             dashboard_address=None) as client:
     ...     dr.lshape_map(dr.redistribute(da.ones((4, 7), chunks=2), dr.Slab.Y))
@@ -94,7 +96,9 @@ def lshape_map(x: da.Array, *, client: Client | None = None) -> NDArray[np.int64
             "the rank of each chunk"
         )
     made = _made_by(x)
-    ranks = made.ranks if isinstance(made, RedistributeLayer) else ranks_of(find_client(client)).size
+    ranks = (
+        made.ranks if isinstance(made, RedistributeLayer) else ranks_of(find_client(client)).size
+    )
     return layout.lshape_map(x.shape, ranks)
 
 
@@ -116,11 +120,13 @@ def owners(x: da.Array, *, client: Client | None = None) -> NDArray[np.int64]:
     Examples
     --------
     >>> import dask.array as da, dask_redist as dr
-    >>> from distributed import Client
+    >>> from distributed import Client, wait
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
     ...             dashboard_address=None) as client:
     ...     y = dr.redistribute(da.ones((4, 6), chunks=2), dr.Slab.Y)
-    ...     dr.owners(y).tolist(), dr.owners(y.persist()).tolist()
+    ...     z = y.persist()
+    ...     done = wait(z)
+    ...     dr.owners(y + 1).tolist(), dr.owners(z).tolist()
     ([[-1, -1]], [[0, 1]])
     """
     return _placed(x.name, x, find_client(client))
@@ -130,7 +136,7 @@ def _made_by(x: da.Array) -> RedistributeLayer | str | None:
     """The redistribution behind an array, or the name of the persisted array behind it."""
     layers = x.dask.layers
     seen: set[str] = set()
-    names = [x.name]
+    names: list[str] = [x.name]
     while names:
         name = names.pop()
         if name in seen or name not in layers:
@@ -141,10 +147,11 @@ def _made_by(x: da.Array) -> RedistributeLayer | str | None:
             if layer.chunks == x.chunks:
                 return layer
         elif isinstance(layer, Blockwise):
-            names += [n for n, ind in layer.indices if ind == layer.output_indices]
-        elif isinstance(layer.get((name,) + (0,) * x.ndim), Future):
-            if set(layer) >= {(name, *index) for index in np.ndindex(*x.numblocks)}:
-                return name
+            names += [str(n) for n, ind in layer.indices if ind == layer.output_indices]
+        elif all(
+            isinstance(layer.get((name, *index)), Future) for index in np.ndindex(*x.numblocks)
+        ):
+            return name
     return None
 
 
@@ -158,6 +165,6 @@ def _placed(name: str, x: da.Array, client: Client) -> NDArray[np.int64]:
             "where persisted chunks are cannot be asked of an asynchronous client; "
             "await client.who_has(x)"
         )
-    has = client.sync(client.scheduler.who_has, keys=keys)
+    has = client.sync(ask, client, "who_has", keys=keys)
     first = [min((number[a] for a in has.get(k, ()) if a in number), default=-1) for k in keys]
     return np.array(first, np.int64).reshape(x.numblocks)

@@ -175,25 +175,19 @@ def _candidates(chunks: Chunks, owners: IntArray, ranks: int) -> Iterator[Layout
             sizes = np.zeros(ranks, dtype=np.int64)
             np.add.at(sizes, owners.ravel(), chunks[axis])
             yield Uneven(axis, tuple(sizes.tolist()))
-    boxes = _boxes(chunks, owners, ranks)
-    if boxes is not None:
-        yield boxes
+    yield _bounding_boxes(chunks, owners, ranks)
 
 
-def _boxes(chunks: Chunks, owners: IntArray, ranks: int) -> Boxes | None:
-    """Return each rank's chunks as one box, or None where they form none."""
+def _bounding_boxes(chunks: Chunks, owners: IntArray, ranks: int) -> Boxes:
+    """Return the smallest box around each rank's chunks; they overlap where a rank has no box."""
     coords = np.indices(owners.shape).reshape(owners.ndim, -1).T
     flat = owners.ravel()
     first = np.full((ranks, owners.ndim), owners.size, dtype=np.int64)
     last = np.full((ranks, owners.ndim), -1, dtype=np.int64)
     np.minimum.at(first, flat, coords)
     np.maximum.at(last, flat, coords)
-    held = np.bincount(flat, minlength=ranks)
-    spans = np.where(held > 0, np.prod(last + 1 - first, axis=1), 0)
-    if not np.array_equal(spans, held):
-        return None
     # Surplus ranks get the empty box at the origin.
-    first[held == 0], last[held == 0] = 0, -1
+    first[last[:, 0] < 0] = 0
     ends = edges(chunks)
     lower = np.stack([ends[axis][first[:, axis]] for axis in range(owners.ndim)], axis=1)
     upper = np.stack([ends[axis][last[:, axis] + 1] for axis in range(owners.ndim)], axis=1)

@@ -29,8 +29,8 @@ _SLOT = 1 << 40  # granule numbers of one mapping; more than any address space h
 def touched(view: NDArray[Any], origin: int) -> Sequence[int]:
     """The granules that a write to a view touches, counted from an address; in order.
 
-    Rows whose gap is less than a granule merge into one run (every granule between them is touched,
-    or its neighbour is), so there are never more runs than granules, however narrow the rows are.
+    Rows whose gap is less than a granule merge into one run, since no granule fits between them; so
+    there are never more runs than granules, however narrow the rows are.
 
     Examples
     --------

@@ -212,10 +212,8 @@ def attach(card: ArenaCard, pages: PageBudget) -> Peer:
 
 def _open(card: ArenaCard) -> Bytes:
     """Map the file that a card names, if it is the arena that it names."""
-    # What has taken the place of a dead process's descriptor may be a pipe: do not wait for it.
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        fd = os.open(card.path, flags)
+        fd = os.open(card.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_size != card.capacity:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dask_redist.assign import assign
 from dask_redist.boxes import Chunks
-from dask_redist.connect import Ranks, find_client, ranks_of
+from dask_redist.connect import Ranks, ask, find_client, ranks_of
 from dask_redist.inspection import owners
 from dask_redist.layer import RedistributeLayer
 from dask_redist.overlap import Overlap, traffic
@@ -206,13 +206,9 @@ def plan(x: da.Array, layout: Any, *, client: Client | None = None) -> Plan:
     return Plan(target, x.chunks, held, assumed, x.dtype, ranks, why_not(x))
 
 
-def _placed_openly(
-    x: da.Array, target: Target, held: NDArray[np.int64], ranks: int
-) -> Target:
+def _placed_openly(x: da.Array, target: Target, held: NDArray[np.int64], ranks: int) -> Target:
     """The target with the owners that the scheduler will choose."""
-    layer = RedistributeLayer(
-        x.name, x.chunks, target.chunks, x.dtype, target.owners, None, ranks
-    )
+    layer = RedistributeLayer(x.name, x.chunks, target.chunks, x.dtype, target.owners, None, ranks)
     chosen = target.owners.copy()
     for part in layer.overlap.parts:
         spec = layer.part_spec(part)
@@ -248,5 +244,5 @@ def runs(*, client: Client | None = None) -> list[RunReport]:
     """
     client = find_client(client)
     ranks_of(client)
-    reports: list[RunReport] = pickle.loads(client.sync(client.scheduler.redist_runs))
+    reports: list[RunReport] = pickle.loads(client.sync(ask, client, "redist_runs"))
     return reports

@@ -22,7 +22,7 @@ import dask
 import psutil
 from distributed import Reschedule, Worker
 from distributed.diagnostics.plugin import WorkerPlugin
-from distributed.protocol import to_serialize
+from distributed.protocol.serialize import to_serialize
 from numpy.typing import NDArray
 
 from dask_redist import config
@@ -56,7 +56,7 @@ class Rank(WorkerPlugin):
     idempotent = True
 
     # ---------------------------------------------------------------------- start and stop
-    async def setup(self, worker: Worker) -> None:  # type: ignore[override]
+    async def setup(self, worker: Worker) -> None:
         """Make the arena and tell the scheduler who we are."""
         self.worker = worker
         self.timeout = config.seconds("timeout")
@@ -68,6 +68,9 @@ class Rank(WorkerPlugin):
         #: runs whose memory is being allocated; False: it was freed meanwhile
         self._allocating: dict[int, bool] = {}
         self._peers: dict[int, Peer | None] = {}
+        #: seats that have left, and the messages under way to each seat
+        self._gone: set[int] = set()
+        self._sending: dict[int, set[asyncio.Future[Any]]] = {}
         self._lock = threading.Lock()
         limit = worker.memory_manager.memory_limit or psutil.virtual_memory().total
         self.memory_limit = int(limit)
@@ -96,7 +99,7 @@ class Rank(WorkerPlugin):
         self.seat: int = reply["seat"]
         _here[worker.scheduler.address, self.seat] = self
 
-    async def teardown(self, worker: Worker) -> None:  # type: ignore[override]
+    async def teardown(self, worker: Worker) -> None:
         """Refuse all writers and give everything back."""
         for name in self._handlers():
             worker.handlers.pop(name, None)
@@ -154,6 +157,8 @@ class Rank(WorkerPlugin):
                 run.contribute(index, chunk)
             except RunClosed:
                 self._leave(id, run)
+            except RunTimeoutError:
+                raise
             except OSError as error:  # a peer is gone; the conductor will hear of it too
                 logger.info("contribution %s to %s comes again: %s", index, id, error)
                 self._leave(id, run)
@@ -279,7 +284,8 @@ class Rank(WorkerPlugin):
             if needed <= there:
                 return
             self.arena.trim()
-            if not hasattr(self.worker.data, "evict") or self.worker.data.evict() <= 0:
+            fast = getattr(self.worker.data, "fast", None)  # what Dask could spill
+            if not fast or self.worker.data.evict() <= 0:
                 break
             await asyncio.sleep(0)
         raise AdmissionError(
@@ -316,16 +322,17 @@ class Rank(WorkerPlugin):
             await asyncio.sleep(0.005)
         outputs.drop(condemn)
 
-    async def _dead(self, number: int, seat: int, pid: int, started: int) -> bool:
+    async def _dead(self, number: int, lost: int, pid: int, started: int) -> bool:
         """Whether the process of a lost rank can write to us no more."""
         deadline = time.monotonic() + min(self.timeout, 10.0)
         while time.monotonic() < deadline:
             if pid == os.getpid():
-                rank = _here.get((self.worker.scheduler.address, seat))
+                rank = _here.get((self.worker.scheduler.address, lost))
                 gone = rank is None or all(run.gate.quiet for run in rank.runs.values())
             else:
                 gone = is_dead(pid, started)
-            if gone:
+            outputs = self.outputs.get(number)
+            if gone and (outputs is None or outputs.gate.empty):
                 return True
             await asyncio.sleep(0.02)
         return False
@@ -343,6 +350,9 @@ class Rank(WorkerPlugin):
 
     def _left(self, seat: int) -> None:
         """A rank has left: its memory stays until the last peer unmaps it."""
+        self._gone.add(seat)
+        for message in self._sending.pop(seat, ()):
+            message.cancel()
         peer = self._peers.pop(seat, None)
         if peer is not None:
             peer.close()
@@ -368,18 +378,34 @@ class Rank(WorkerPlugin):
         peer = self._peer(owner)
         if peer is not None:
             return MemoryWire(peer)
-        send = partial(self._send, table.number, owner.address)
+        send = partial(self._send, table.number, owner)
         return MessageWire(send, config.nbytes("message-bytes"), name="dask comm")
 
-    def _send(self, number: int, address: str, headers: Any, buffers: Any) -> None:
-        self._call(
-            self.worker.rpc(address).redist_write(
+    def _send(self, number: int, owner: Seat, headers: Any, buffers: Any) -> None:
+        self._call(self._post(number, owner, headers, buffers))
+
+    async def _post(self, number: int, owner: Seat, headers: Any, buffers: Any) -> None:
+        """Send one message of pieces; given up as soon as the owner is known to have left."""
+        if owner.seat in self._gone:
+            raise OSError(f"rank on {owner.address} has left")
+        message = asyncio.ensure_future(
+            self.worker.rpc(owner.address).redist_write(
                 number=number, headers=headers, buffers=[to_serialize(b) for b in buffers]
             )
         )
+        sending = self._sending.setdefault(owner.seat, set())
+        sending.add(message)
+        try:
+            await message
+        except asyncio.CancelledError:
+            raise OSError(f"rank on {owner.address} has left") from None
+        finally:
+            sending.discard(message)
 
     def _peer(self, owner: Seat) -> Peer | None:
         """A view of the owner's arena; None where only messages reach it."""
+        if owner.seat in self._gone:
+            raise OSError(f"rank on {owner.address} has left")
         try:
             return self._peers[owner.seat]
         except KeyError:

@@ -38,12 +38,12 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     ['w1', 'w9', 'w10']
     """
     parts = re.split(r"(\d+)", name)
-    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts if p]
+    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts if p]
 
 
 def _order(seat: Seat) -> tuple[Any, ...]:
     world = (0, seat.mpi_rank) if seat.mpi_rank is not None else (1, 0)
-    return (*world, seat.host, natural(seat.name))
+    return (*world, natural(seat.host), natural(seat.name))
 
 
 @dataclass
@@ -80,9 +80,11 @@ class RankSet:
     def leave(self, address: str) -> Seat | None:
         """The worker at ``address`` has left; returns its seat if it had one."""
         self.arrived = [s for s in self.arrived if s.address != address]
-        for name, seat in self.seated.items():
+        for seat in self.by_number.values():
             if seat.address == address:
-                del self.seated[name], self.by_number[seat.seat]
+                del self.by_number[seat.seat]
+                if self.seated.get(seat.name) is seat:  # nobody has come under its name meanwhile
+                    del self.seated[seat.name]
                 return seat
         return None
 

@@ -83,10 +83,15 @@ def _rechunk_chunks(x: da.Array, chunks: Any) -> Chunks:
     elif isinstance(chunks, (tuple, list)):
         if len(chunks) not in (0, x.ndim) and x.ndim > 1:
             raise LayoutError(f"{chunks!r} names {len(chunks)} axes, the array has {x.ndim}")
-        chunks = tuple(
-            old if new is None else new
-            for new, old in zip(chunks, x.chunks, strict=False)
-        ) if len(chunks) == x.ndim else chunks
+        chunks = (
+            tuple(old if new is None else new for new, old in zip(chunks, x.chunks, strict=False))
+            if len(chunks) == x.ndim
+            else chunks
+        )
+    if 0 in x.shape:  # "auto" and sizes in bytes mean nothing, and Dask would divide by zero
+        whole = [chunks] * x.ndim if isinstance(chunks, str) else chunks
+        if isinstance(whole, (tuple, list)):
+            chunks = tuple(-1 if isinstance(size, str) else size for size in whole)
     try:
         found = normalize_chunks(chunks, x.shape, dtype=x.dtype, previous_chunks=x.chunks)
     except (ValueError, TypeError) as error:
@@ -148,12 +153,13 @@ def redistribute(
     Examples
     --------
     >>> import dask.array as da, dask_redist as dr
-    >>> from distributed import Client
+    >>> from distributed import Client, wait
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
     ...             dashboard_address=None) as client:
     ...     ranks = dr.connect(client)
     ...     x = da.arange(12, chunks=6).reshape(2, 6).persist()
     ...     y = dr.redistribute(x, dr.Slab.Y).persist()
+    ...     done = wait(y)
     ...     y.chunks, dr.owners(y).tolist(), y.compute().sum()
     (((2,), (3, 3)), [[0, 1]], np.int64(66))
     """
@@ -166,11 +172,12 @@ def redistribute(
         if fallback == "error":
             raise RedistError(f'{reason}; fallback="dask" takes Dask\'s own rechunk')
         logger.warning("%s: Dask's own rechunk is used", reason)
-        return x.rechunk(target.chunks)
+        plain: da.Array = x.rechunk(target.chunks)
+        return plain
     layer = RedistributeLayer(
         x.name, x.chunks, target.chunks, x.dtype, target.owners, target.layout, ranks
     )
-    graph = HighLevelGraph.from_collections(layer.name, layer, dependencies=[x])
+    graph = HighLevelGraph.from_collections(layer.name, layer, dependencies=[x])  # type: ignore[list-item]
     return da.Array(graph, layer.name, target.chunks, meta=x._meta)
 
 

@@ -96,6 +96,12 @@ class Gate:
             self.closed = True
 
     @property
+    def empty(self) -> bool:
+        """Whether nobody writes just now."""
+        with self._lock:
+            return self._inside == 0
+
+    @property
     def quiet(self) -> bool:
         """Whether nobody writes and nobody ever will."""
         with self._lock:
@@ -189,9 +195,7 @@ def checked(chunk: Any, spec: PartSpec, index: Index) -> NDArray[Any]:
         The chunk is not what the Dask array declares; names the chunk, both types and shapes.
     """
     shape = spec.in_shape(spec.local_in(index))
-    plain = isinstance(chunk, (np.ndarray, np.generic)) and not isinstance(
-        chunk, np.ma.MaskedArray
-    )
+    plain = isinstance(chunk, (np.ndarray, np.generic)) and not isinstance(chunk, np.ma.MaskedArray)
     if plain and chunk.shape == shape and chunk.dtype == spec.dtype:
         return np.asarray(chunk)
     real = (

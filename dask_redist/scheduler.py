@@ -33,7 +33,6 @@ from dask_redist.conductor import (
     Free,
     Prove,
     Recompute,
-    Run,
 )
 from dask_redist.errors import AdmissionError, RunTimeoutError
 from dask_redist.ranks import RankSet, Seat
@@ -122,7 +121,7 @@ class SchedulerShell(SchedulerPlugin):
         numbers = tuple(seat.seat for seat in seats)
         if self._wires[0] != numbers:
             replies = await asyncio.gather(
-                *(self._rpc(s).redist_reach(seats=self._table()) for s in seats)
+                *(self._ask(s, "redist_reach", seats=self._table()) for s in seats)
             )
             self._wires = numbers, dict(zip(numbers, replies, strict=True))
         return self._wires[1]
@@ -133,11 +132,27 @@ class SchedulerShell(SchedulerPlugin):
     async def _memory(self) -> dict[str, dict[str, int]]:
         """Arena bytes of each rank, by address."""
         seats = self.ranks.table()
-        replies = await asyncio.gather(*(self._rpc(s).redist_memory() for s in seats))
+        replies = await asyncio.gather(*(self._ask(s, "redist_memory") for s in seats))
         return {s.address: reply for s, reply in zip(seats, replies, strict=True)}
 
-    def _rpc(self, seat: Seat) -> Any:
-        return self.scheduler.rpc(seat.address)
+    async def _ask(self, seat: Seat, op: str, **arguments: Any) -> Any:
+        """Call a rank's handler.
+
+        Raises
+        ------
+        RunTimeoutError
+            It did not answer within ``redist.timeout``; names the rank.
+        OSError
+            It has left.
+        """
+        call = getattr(self.scheduler.rpc(seat.address), op)(**arguments)
+        try:
+            return await asyncio.wait_for(call, self.timeout)
+        except TimeoutError:
+            raise RunTimeoutError(
+                f"rank {self._rank(seat)} on {seat.address} did not answer {op} within "
+                f"{self.timeout:g} s (redist.timeout)"
+            ) from None
 
     # ------------------------------------------------------------------------------ events
     async def _join(self, id: Any, key: Any, seat: int) -> dict[str, Any]:
@@ -196,7 +211,7 @@ class SchedulerShell(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Dask's hook: a worker has left."""
-        stranded = {}
+        stranded: dict[Any, Any] = {}
         for key in [key for key, addresses in self._pins.items() if worker in addresses]:
             self._restrict(key, self._pins[key] - {worker})
             if scheduler.tasks[key].state == "no-worker":
@@ -238,7 +253,8 @@ class SchedulerShell(SchedulerPlugin):
             for contribution in ts.dependencies:
                 if len(contribution.dependencies) == 1 and contribution.state == "released":
                     (chunk,) = contribution.dependencies
-                    if chunk.key[0] == ts.run_spec.spec.name_input and chunk.who_has:
+                    name = chunk.key[0] if isinstance(chunk.key, tuple) else None
+                    if name == ts.run_spec.spec.name_input and chunk.who_has:
                         self._restrict(contribution.key, {ws.address for ws in chunk.who_has})
 
     def _restrict(self, key: Any, addresses: set[str]) -> None:
@@ -350,7 +366,12 @@ class SchedulerShell(SchedulerPlugin):
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("an action of the conductor failed", exc_info=task.exception())
 
     async def _do_allocate(self, action: Allocate) -> None:
         number, number_of_seat, outputs = action
@@ -359,19 +380,19 @@ class SchedulerShell(SchedulerPlugin):
             return self._do(self.conductor.not_allocated(number, number_of_seat, None))
         error: Exception | None = None
         try:
-            reply = await asyncio.wait_for(
-                self._rpc(seat).redist_allocate(
-                    number=number, spec=self._spec_bytes[number], outs=outputs
-                ),
-                self.timeout,
+            reply = await self._ask(
+                seat,
+                "redist_allocate",
+                number=number,
+                spec=self._spec_bytes[number],
+                outs=outputs,
             )
-        except TimeoutError:
-            error = RunTimeoutError(
-                f"rank {self._rank(seat)} on {seat.address} did not allocate its outputs "
-                f"within {self.timeout:g} s (redist.timeout)"
-            )
+        except RunTimeoutError as timeout:
+            error = timeout
         except OSError:
             pass  # it has left; who waits asks again
+        except Exception as unexpected:  # whoever waits must hear of it
+            error = unexpected
         else:
             if "offsets" in reply:
                 offsets = dict(zip(outputs, reply["offsets"], strict=True))
@@ -386,17 +407,13 @@ class SchedulerShell(SchedulerPlugin):
         if seat is None:
             return  # the conductor asks for a proof instead
         try:
-            reply = await asyncio.wait_for(
-                self._rpc(seat).redist_close(number=number), self.timeout
-            )
-        except TimeoutError:
-            error = RunTimeoutError(
-                f"rank {self._rank(seat)} on {seat.address} still writes to run {number} after "
-                f"{self.timeout:g} s (redist.timeout)"
-            )
+            reply = await self._ask(seat, "redist_close", number=number)
+        except OSError as error:
+            if not isinstance(error, RunTimeoutError):
+                return await self._until_lost(number, seat)
             return self._do(self.conductor.not_closed(number, seat_number, error))
-        except OSError:
-            return await self._until_lost(number, seat)
+        except Exception as unexpected:  # whoever waits must hear of it
+            return self._do(self.conductor.not_closed(number, seat_number, unexpected))
         if report := self._live.get(number):
             report.add(seat_number, reply)
         self._do(self.conductor.closed(number, seat_number))
@@ -419,8 +436,13 @@ class SchedulerShell(SchedulerPlugin):
         seats = [s for w in witnesses if (s := self.ranks.by_number.get(w)) is not None]
         proofs = await asyncio.gather(
             *(
-                self._rpc(s).redist_dead(
-                    number=number, seat=seat_number, pid=lost.pid, started=lost.started
+                self._ask(
+                    s,
+                    "redist_dead",
+                    number=number,
+                    lost=seat_number,
+                    pid=lost.pid,
+                    started=lost.started,
                 )
                 for s in seats
             ),
@@ -428,8 +450,12 @@ class SchedulerShell(SchedulerPlugin):
         )
         if number not in self.conductor.by_number:
             return
-        # A witness that has left itself cannot be harmed: its memory is given to nobody.
-        if all(proof is True or isinstance(proof, OSError) for proof in proofs):
+        # A witness that has left itself cannot be harmed; one that is silent can.
+        if all(
+            proof is True
+            or (isinstance(proof, OSError) and not isinstance(proof, RunTimeoutError))
+            for proof in proofs
+        ):
             self._do(self.conductor.closed(number, seat_number))
         else:
             logger.warning(
@@ -443,8 +469,10 @@ class SchedulerShell(SchedulerPlugin):
         seat = self.ranks.by_number.get(action.seat)
         if seat is not None:
             try:
-                await self._rpc(seat).redist_free(number=action.number, condemn=action.condemn)
-            except OSError as error:
+                await self._ask(
+                    seat, "redist_free", number=action.number, condemn=action.condemn
+                )
+            except (OSError, RunTimeoutError) as error:
                 logger.info("rank on %s frees no more: %s", seat.address, error)
 
     def _recompute(self, id: Any) -> None:
@@ -456,7 +484,8 @@ class SchedulerShell(SchedulerPlugin):
         if any(ts.state == "erred" for ts in tasks):
             return
         stimulus = f"redist-recompute-{time.time()}"
-        self.scheduler.transitions({ts.key: "released" for ts in tasks}, stimulus_id=stimulus)
+        released: dict[Any, Any] = {ts.key: "released" for ts in tasks}
+        self.scheduler.transitions(released, stimulus_id=stimulus)
         self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus)
 
     def _rank(self, seat: Seat) -> int | str:
@@ -464,6 +493,3 @@ class SchedulerShell(SchedulerPlugin):
 
     def _runs(self) -> bytes:
         return pickle.dumps(list(self.reports))
-
-
-__all__ = ["PLUGIN", "Run", "SchedulerShell"]

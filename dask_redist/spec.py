@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
 from dask_redist.boxes import Chunks
 from dask_redist.overlap import Overlap
 
@@ -122,9 +123,9 @@ class PartSpec:
 
 
 class Held(NamedTuple):
-    """A contribution outside a cluster: the chunk itself."""
+    """A contribution where no ranks are: the chunk itself."""
 
-    index: Index
+    place: Index
     chunk: Any
 
 

@@ -93,7 +93,7 @@ def contribute(id: Any, index: Index, chunk: Any) -> int | Held:
 
 def redistribute(spec: PartSpec, id: Any, contributions: Sequence[int | Held]) -> Any:
     """The fence: every contribution exists; close the run and let the takes in."""
-    held = {c.index: c.chunk for c in contributions if isinstance(c, Held)}
+    held = {c.place: c.chunk for c in contributions if isinstance(c, Held)}
     if held and len(held) < len(contributions):
         raise RedistError(
             f"{len(held)} of {len(contributions)} input chunks of {spec.name_input!r} are on "

@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from dask_redist import peers
 from dask_redist.arena import Arena
+from dask_redist.peers import PageBudget, Peer, attach
 from dask_redist.syscalls import PAGE
 
 ROOT = Path(__file__).parent.parent
@@ -44,3 +48,10 @@ def descriptors() -> int:
 
 def mappings(text: str = "dask_redist") -> int:
     return sum(text in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def second_mapping(arena: Arena, budget: int, monkeypatch: pytest.MonkeyPatch) -> Peer:
+    """Attach this process's own arena as if it were another's."""
+    with monkeypatch.context() as patch:
+        patch.setattr(peers, "arena_here", lambda _: None)
+        return attach(arena.card, PageBudget(budget))

@@ -42,6 +42,25 @@ def test_idle_pages_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> N
     arena.close()
 
 
+def test_room_is_looked_at_again_between_portions(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for 20 pages, then another process takes some of it."""
+    others = 0
+    monkeypatch.setattr(admission, "_PORTION", 8 * PAGE)
+    monkeypatch.setattr(
+        admission,
+        "available_memory",
+        lambda: (16 << 20) + 20 * PAGE - pages_there(arena) - others * bool(pages_there(arena)),
+    )
+    arena.allocate([20 * PAGE]).clear()
+    arena.trim()
+    others = PAGE
+    with pytest.raises(AdmissionError, match=rf"{12 * PAGE} bytes are needed, {11 * PAGE} are"):
+        arena.allocate([20 * PAGE])
+    assert (arena.in_use, arena.idle, pages_there(arena)) == (0, 0, 0)
+
+
 @pytest.mark.parametrize("good", [0, 1])
 def test_a_full_file_system_rolls_back(
     good: int, arena: Arena, monkeypatch: pytest.MonkeyPatch

@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
         ranges = sorted([(offset, reserved(a.size)) for a, _, offset in self.live] + self.condemned)
         for (a, n), (b, _) in itertools.pairwise(ranges):
             assert a + n <= b
-        assert all(PAGE <= a and a + n <= self.arena.capacity for a, n in ranges)
+        assert all(a >= PAGE and a + n <= self.arena.capacity for a, n in ranges)
         for array, mark, _ in self.live:
             assert (array == mark).all()
         in_use = sum(reserved(a.size) for a, _, _ in self.live)

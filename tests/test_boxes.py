@@ -1,12 +1,13 @@
 """Boxes, edges, and tilings against arrays painted element by element."""
 
+import itertools
 import pickle
 import re
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_redist.boxes import Box, IntArray, check_tiling, edges
@@ -67,6 +68,7 @@ def test_no_box(lower: Sequence[int], upper: Sequence[int], message: str) -> Non
         Box(lower, upper)
 
 
+@settings(deadline=None)
 @given(st.data(), SHAPES)
 def test_intersection_is_where_both_are_painted(
     data: st.DataObject, shape: tuple[int, ...]
@@ -101,6 +103,7 @@ def test_edges() -> None:
     assert edges(()) == ()
 
 
+@settings(deadline=None)
 @given(st.data(), SHAPES)
 def test_tilings_pass(data: st.DataObject, shape: tuple[int, ...]) -> None:
     boxes = data.draw(cut_boxes(shape))
@@ -108,6 +111,7 @@ def test_tilings_pass(data: st.DataObject, shape: tuple[int, ...]) -> None:
     check_tiling(boxes, shape)
 
 
+@settings(deadline=None)
 @given(st.data(), SHAPES)
 def test_any_boxes_judged_as_painted(data: st.DataObject, shape: tuple[int, ...]) -> None:
     boxes = data.draw(st.lists(boxes_inside(shape), max_size=4))
@@ -132,6 +136,16 @@ def test_any_boxes_judged_as_painted(data: st.DataObject, shape: tuple[int, ...]
     else:
         (hole,) = numbers(r"at \((.*?)\)", message)
         assert hole == tuple(np.argwhere(held == 0)[0])
+
+
+def test_overlap_is_found_in_any_order() -> None:
+    ends = [(0, 2), (3, 6), (5, 8), (8, 9), (2, 3)]
+    for order in itertools.permutations(range(5)):
+        boxes = [Box((ends[i][0],), (ends[i][1],)) for i in order]
+        first, second = sorted((order.index(1), order.index(2)))
+        message = rf"ranks {first} and {second} overlap from \(5,\) to \(6,\)"
+        with pytest.raises(LayoutError, match=message):
+            check_tiling(boxes, (9,))
 
 
 def test_box_outside_names_its_rank() -> None:

@@ -52,10 +52,7 @@ def test_what_a_write_touches(drawn: tuple[np.ndarray, int]) -> None:
     view, origin = drawn
     found = list(touched(view, origin))
     true = truly_touched(view, origin)
-    assert found == sorted(set(found))
-    assert true <= set(found)
-    # Only rows closer than a granule merge, so what is named in excess has touched neighbours.
-    assert all({k - 1, k, k + 1} & true for k in found)
+    assert found == sorted(true)
 
 
 @given(
@@ -148,11 +145,13 @@ def test_a_granule_dropped_under_a_writer_counts_again(monkeypatch: pytest.Monke
     slot = budget.enrol(memory)
     real = np.copyto
 
+    def others() -> None:
+        for at in range(20, 36):
+            copied(budget, memory, slot, at, 1)
+
     def interrupted(target: np.ndarray, piece: np.ndarray) -> None:
         monkeypatch.setattr(np, "copyto", real)
-        thread = threading.Thread(
-            target=lambda: [copied(budget, memory, slot, at, 1) for at in range(20, 36)]
-        )
+        thread = threading.Thread(target=others)
         thread.start()
         thread.join()
         assert slot * (1 << 40) not in budget._lru
@@ -215,7 +214,8 @@ def test_a_writers_memory_stays_within_its_budget(turn: str) -> None:
     arguments = json.dumps([arena.card, block.offset, shape, limit, turn])
     most, end, closed = json.loads(run(WRITER, arguments))
     slack = 3 << 20  # the interpreter's own
-    assert limit // 2 < end < limit + slack
+    # Columns touch an eighth of each granule, so they map less than what is counted.
+    assert limit // (2 if turn == "rows" else 16) < end < limit + slack
     assert most < limit + slack
     assert closed < slack
     assert (array == np.arange(shape[0])[:, None]).all()

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_overlap import axis_chunks, overlaps
+from test_overlap import axis_chunks, overlaps, shapes, some_owners
 
 from dask_redist.boxes import Chunks, IntArray
 from dask_redist.errors import LayoutError
@@ -34,10 +34,10 @@ def moved(overlap: Overlap, owners_in: IntArray, owners_out: IntArray, ranks: in
 
 @st.composite
 def chunkings(draw: st.DrawFn) -> Chunks:
-    shape = draw(st.lists(st.sampled_from([0, 1, 2, 3, 7, 13]), max_size=6))
-    return tuple(draw(axis_chunks(length)) for length in shape)
+    return tuple(draw(axis_chunks(length, 4)) for length in draw(shapes()))
 
 
+@settings(deadline=None)
 @given(chunkings(), st.integers(1, 7))
 def test_balanced_is_contiguous_and_within_one_chunk(chunks: Chunks, ranks: int) -> None:
     owners = balanced(chunks, ranks)
@@ -67,13 +67,12 @@ def test_balanced_spreads_chunks_of_no_elements() -> None:
         balanced(((1,),), 0)
 
 
+@settings(deadline=None)
 @given(st.data(), overlaps(), st.integers(1, 7))
 def test_fewest_moved_never_moves_more_than_balanced(
     data: st.DataObject, overlap: Overlap, ranks: int
 ) -> None:
-    count = math.prod(overlap.numblocks_in)
-    drawn = data.draw(st.lists(st.integers(-1, ranks - 1), min_size=count, max_size=count))
-    owners_in = np.array(drawn, dtype=np.int64).reshape(overlap.numblocks_in)
+    owners_in = data.draw(some_owners(overlap.numblocks_in, ranks))
     owners = fewest_moved(overlap, owners_in, ranks)
     start = balanced(overlap.chunks_out, ranks)
     assert owners.shape == start.shape
@@ -87,6 +86,7 @@ def test_fewest_moved_never_moves_more_than_balanced(
         assert np.array_equal(owners, start)
 
 
+@settings(deadline=None)
 @given(st.data(), st.integers(1, 5), st.integers(1, 3))
 def test_each_chunk_goes_where_an_exhaustive_search_puts_it(
     data: st.DataObject, chunks: int, ranks: int
@@ -109,6 +109,7 @@ def test_each_chunk_goes_where_an_exhaustive_search_puts_it(
     assert moved(overlap, owners_in, owners, ranks) == fewest
 
 
+@settings(deadline=None)
 @given(st.data(), st.integers(1, 7), st.integers(1, 4))
 def test_permuted_owners_move_nothing(data: st.DataObject, ranks: int, each: int) -> None:
     chunks = ((2,) * (ranks * each), (3,))

@@ -23,6 +23,9 @@ def test_version_2_takes_the_tightest_group_up_to_the_mount(tmp_path: Path) -> N
     group(mount / "a", memory__max=1000, memory__current=400)
     group(mount / "a" / "b", memory__max=900, memory__current=100)
     assert syscalls._cgroup_room("0::/a/b\n", mount) == 600
+    group(mount / "a" / "b", memory__max=450, memory__current=100)
+    assert syscalls._cgroup_room("0::/a/b\n", mount) == 350
+    group(mount / "a" / "b", memory__max=900, memory__current=100)
     group(mount / "a", memory__max="max", memory__current=400)
     assert syscalls._cgroup_room("0::/a/b\n", mount) == 800
     group(mount / "a" / "b", memory__max="max", memory__current=400)

@@ -1,0 +1,322 @@
+"""The command ``dask-redist``: ``info`` looks at a cluster, ``demo`` shows a redistribution work.
+
+This is the one module that prints. Both commands close what they opened, on Ctrl-C too; what a
+user can mend ends as one line and exit code 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from importlib.util import find_spec
+from multiprocessing import resource_tracker
+from tempfile import TemporaryDirectory
+
+import click
+from dask.utils import format_bytes, parse_bytes
+from distributed import Client, LocalCluster
+from distributed.utils import LoopRunner
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from dask_redist import demo as show
+from dask_redist.connect import Ranks, connect
+from dask_redist.errors import RedistError
+
+#: seconds in which a scheduler, and then its ranks, must answer
+PATIENCE = 10.0
+
+IO = "pip install 'dask-redist[io]'"
+FILES = "reads and writes Zarr and NetCDF files"
+GPU = "no GPU wire yet: ranks are on CPUs, with it or not"
+MPI = "no MPI wire yet: hosts talk over Dask's connections, with it or not"
+#: optional packages: name, module, what it is for, how to get it where that helps
+OPTIONAL = (
+    ("zarr", "zarr", FILES, IO),
+    ("xarray", "xarray", FILES, IO),
+    ("netCDF4", "netCDF4", FILES, IO),
+    ("cftime", "cftime", "calendars of climate models", IO),
+    ("iris-sample-data", "iris_sample_data", "real data of the demo", show.INSTALL),
+    ("mpi4py", "mpi4py", MPI, ""),
+    ("cupy", "cupy", GPU, ""),
+    ("nvshmem4py", "nvshmem", GPU, ""),
+    ("nccl4py", "nccl", GPU, ""),
+)
+
+
+@contextmanager
+def local_ranks(n: int) -> Iterator[tuple[Client, Ranks]]:
+    """Ranks on this machine: n processes of one thread, on 127.0.0.1 only, gone afterwards.
+
+    Dask's warnings, which are many about its shuffles, are not shown meanwhile.
+    """
+    # A terminal sends Ctrl-C to all processes: the ranks, which inherit this mask, leave it to us.
+    # The tracker would unblock the signal in the thread that starts it.
+    resource_tracker.ensure_running()
+    runner = LoopRunner()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    runner.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        with (
+            TemporaryDirectory(prefix="dask-redist-") as folder,
+            LocalCluster(
+                n_workers=0,
+                threads_per_worker=1,
+                memory_limit=1.0 / n,
+                host="127.0.0.1",
+                dashboard_address=None,
+                scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # port 8787 may be taken
+                local_directory=folder,
+                silence_logs=logging.ERROR,
+                loop=runner.loop,
+            ) as cluster,
+            Client(cluster) as client,
+        ):
+            cluster.scale(n)  # not in the constructor, which cannot be interrupted tidily
+            yield client, connect(client, n)
+    finally:
+        runner.stop()
+
+
+@contextmanager
+def ranks_at(address: str | None, file: str | None) -> Iterator[tuple[Client, Ranks]]:
+    """The ranks of a cluster that runs already, and goes on running.
+
+    Raises
+    ------
+    RedistError
+        Nobody answers there, it has no workers, or they cannot become ranks.
+    """
+    where = address or f"the address in {file}"
+    try:
+        client = Client(address, scheduler_file=file, timeout=PATIENCE, set_as_default=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise RedistError(
+            f"no scheduler answers at {where} ({_one_line(error)}): is it running, and can this "
+            "machine reach it?"
+        ) from error
+    with client:
+        if not client.scheduler_info(n_workers=-1)["workers"]:
+            raise RedistError(f"the scheduler at {where} has no workers: start some")
+        try:
+            ranks = connect(client, timeout=PATIENCE)
+        except (OSError, ImportError) as error:
+            raise RedistError(
+                f"the workers of {where} become no ranks ({_one_line(error)}): dask_redist must "
+                "be installed on scheduler and workers too"
+            ) from error
+        yield client, ranks
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def version_of(module: str) -> str | None:
+    """The version of an installed module, found without importing it; None if it is not there.
+
+    Examples
+    --------
+    >>> version_of("no_such_module") is None
+    True
+    """
+    if find_spec(module) is None:
+        return None
+    names = metadata.packages_distributions().get(module, [])
+    return metadata.version(names[0]) if names else "from its sources"
+
+
+def in_plain_words(ranks: Ranks) -> list[str]:
+    """What the wires between the ranks mean."""
+    pairs = Counter(wire for (a, b), wire in ranks.wires.items() if a != b)
+    if not pairs:
+        return ["One rank: a change of layout is a copy in its own memory."]
+    words = []
+    if near := pairs["shared memory"] + pairs["direct"]:
+        words.append(
+            f"{near} of {pairs.total()} pairs share memory: each piece is written once, straight "
+            "to its final place in its owner's memory."
+        )
+    if far := pairs["dask comm"]:
+        words.append(
+            f"{far} of {pairs.total()} pairs talk over Dask's connections, which is slower: they "
+            "are on different hosts, or one may not open the other's memory."
+        )
+    return words
+
+
+def shape_of(nbytes: int) -> show.Shape:
+    """A shape (2n, n, n), or nearly, of about so many bytes of float64.
+
+    Examples
+    --------
+    >>> shape_of(256 * 2**20), shape_of(10**6)
+    ((512, 256, 256), (79, 40, 40))
+    """
+    n = round((nbytes / 16) ** (1 / 3))
+    return round(nbytes / 8 / n**2), n, n
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """What a user can mend is one line, not a traceback."""
+    try:
+        yield
+    except RedistError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Dask arrays whose chunks belong to ranks: a change of layout is one collective."""
+
+
+# -------------------------------------------------------------------------------------- info
+@main.command()
+@click.option("--scheduler", metavar="ADDRESS", help="Look at the cluster of this scheduler.")
+@click.option(
+    "--scheduler-file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Look at the cluster that this file describes.",
+)
+@click.option("--ranks", type=click.IntRange(1), help="Without a cluster: start so many (2).")
+def info(scheduler: str | None, scheduler_file: str | None, ranks: int | None) -> None:
+    """Ranks, wires, memory, and what is installed; of a cluster, or of ranks started here.
+
+    On a cluster, every worker becomes a rank and stays one; nothing else changes.
+    """
+    if sum(option is not None for option in (scheduler, scheduler_file, ranks)) > 1:
+        raise click.UsageError("give one of --scheduler, --scheduler-file and --ranks")
+    console = Console()
+    elsewhere = scheduler or scheduler_file
+    cluster = ranks_at(scheduler, scheduler_file) if elsewhere else local_ranks(ranks or 2)
+    with _one_line_errors(), cluster as (_, found):
+        where = f"at {elsewhere}" if elsewhere else "started on 127.0.0.1 for this look"
+        console.print(f"{_ranks_in_words(found)}, {escape(where)}", soft_wrap=True)
+        console.print(_rank_table(found))
+        for line in in_plain_words(found):
+            console.print(line, soft_wrap=True)
+    console.print(_package_table())
+
+
+def _ranks_in_words(ranks: Ranks) -> str:
+    n, hosts = ranks.size, len(set(ranks.hosts))
+    memory = format_bytes(sum(seat.memory_limit for seat in ranks.seats))
+    return (
+        f"{n} rank{'s' * (n != 1)} on {hosts} host{'s' * (hosts != 1)}, {memory} of memory in all"
+    )
+
+
+def _rank_table(ranks: Ranks) -> Table:
+    table = Table("rank", "worker", "address", "device", "threads", "memory limit")
+    for rank, seat in enumerate(ranks.seats):
+        memory = format_bytes(seat.memory_limit)
+        row = seat.name, seat.address, ranks.devices[rank], str(seat.nthreads), memory
+        table.add_row(str(rank), *map(escape, row))
+    return table
+
+
+def _package_table() -> Table:
+    table = Table("here", "version", "what that means")
+    table.add_row("python", platform.python_version())
+    for module in ("dask_redist", "dask", "distributed", "numpy"):
+        table.add_row(module, version_of(module))
+    table.add_section()
+    for package, module, purpose, remedy in OPTIONAL:
+        version = version_of(module)
+        advice = f"{purpose}: {remedy}" if remedy and version is None else purpose
+        table.add_row(package, version or "not installed", escape(advice))
+    return table
+
+
+# -------------------------------------------------------------------------------------- demo
+@main.command()
+@click.option("--ranks", type=click.IntRange(2), default=4, show_default=True)
+@click.option("--size", default="256 MiB", show_default=True, help="Bytes of the raced field.")
+def demo(ranks: int, size: str) -> None:
+    """Real maps become time series; then a race against Dask, checked element by element."""
+    try:
+        nbytes = parse_bytes(size)
+    except ValueError as error:
+        raise click.BadParameter(f'{size!r} is no size such as "256 MiB"') from error
+    if nbytes < 2**16:
+        raise click.BadParameter(f"{size} is too little to share out: at least 64 KiB")
+    bar = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with _one_line_errors(), Progress(*bar, console=Console(), transient=True) as progress:
+        show.require_extras()
+        task = progress.add_task("starting ranks", total=show.TICKS + 1)
+        with local_ranks(ranks) as (client, found):
+            if 6 * nbytes > (limit := sum(seat.memory_limit for seat in found.seats)):
+                fits = format_bytes(limit // 6)
+                raise RedistError(f"six fields of {size} do not fit in memory: use --size {fits!r}")
+            _demo(client, found, shape_of(nbytes), progress, task)
+
+
+def _demo(
+    client: Client, ranks: Ranks, shape: show.Shape, progress: Progress, task: TaskID
+) -> None:
+    console = progress.console
+    console.print(_ranks_in_words(ranks))
+    progress.update(task, description="real data")
+    real = show.series_from_maps(client)
+    console.print(
+        f"\n[bold]Real data[/bold]: air temperature over North America, {real.years}\n"
+        f"  {real.shape}: {real.maps} maps in Zarr, one a chunk -> "
+        f"{real.series} chunks of whole time series\n"
+        f"  equal to NumPy bit for bit; collectives that ran: {real.collectives}"
+    )
+    progress.update(task, description="race", advance=1)
+    steps = show.race(client, ranks, shape, lambda: progress.advance(task))
+    console.print(
+        f"\n[bold]Race[/bold]: {shape} float64, {format_bytes(steps[0].nbytes)}; each element is "
+        "its global index\n  persisted input to persisted output, warm; medians of "
+        f"{min(step.rounds for step in steps)} interleaved rounds\n"
+        "  ratio: how many times as fast as the faster of Dask's two ways",
+        _race_table(steps),
+        f"checked on the ranks, exactly: {steps[0].nbytes // 8:,} elements in each step",
+        verdict(steps),
+        sep="\n",
+    )
+
+
+def _race_table(steps: list[show.Step]) -> Table:
+    table = Table("step", "way")
+    for column in ("seconds", "GB/s", "ratio"):
+        table.add_column(column, justify="right")
+    for step in steps:
+        fastest = min((w for w in show.WAYS if w != show.COPY), key=lambda w: step.seconds[w])
+        for way, seconds in step.seconds.items():
+            table.add_row(
+                f"{step.source} -> {step.target}" if way == show.WAYS[0] else "",
+                way,
+                f"{seconds:.3f}",
+                f"{step.nbytes / seconds / 1e9:.2f}",
+                f"{step.ratio(way):.1f}",
+                style="bold" if way == fastest else None,
+            )
+        table.add_section()
+    return table
+
+
+def verdict(steps: list[show.Step]) -> str:
+    """Who won, in one sentence."""
+    ratios = [step.ratio(show.OURS) for step in steps]
+    won = sum(ratio > 1 for ratio in ratios)
+    if won == len(ratios):
+        fewest, most = min(ratios), max(ratios)
+        return f"dask_redist won every step: {fewest:.1f} to {most:.1f} times as fast as Dask"
+    return f"dask_redist won {won} of {len(ratios)} steps; Dask was faster in the others"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Options, rank counts and the cluster that each test on worker processes gets.
+
+Every test that asks for ``client`` (or ``relayout``) runs once for each number of ranks: 1, 2 and
+3, with ``--everything`` 5 and 7 and 4 too. Tests marked ``sample`` run on all six always;
+``ranks(2, 3)`` names the counts of a test that makes sense on these only. Tests are ordered by
+number of ranks, so that each cluster is started once.
+"""
+
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cluster import DASK_COMM, SHARED_MEMORY, Clusters, Relayout, leftovers, rank_counts
+from distributed import Client
+
+USUAL, MANY = (1, 2, 3), (1, 2, 3, 4, 5, 7)
+WIRES = [(None, n) for n in MANY] + [(DASK_COMM, 2), (DASK_COMM, 3), (SHARED_MEMORY, 3)]
+
+failed = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--ranks", help="numbers of ranks for the tests on clusters, such as 2 or 2,5")
+    parser.addoption(
+        "--everything", action="store_true", help="all tests on 1, 2, 3, 4, 5 and 7 ranks"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in (
+        "ranks(*counts): the numbers of ranks that this test is for",
+        "sample: runs on 4, 5 and 7 ranks too, always",
+        "wires: runs over each wire that can be forced, too",
+        "erring: its tasks raise, so worker logs may say that a computation failed",
+    ):
+        config.addinivalue_line("markers", line)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "cluster_of" not in metafunc.fixturenames:
+        return
+    node = metafunc.definition
+    counts = _counts(node, metafunc.config)
+    if node.get_closest_marker("wires"):
+        chosen = [(wire, n) for wire, n in WIRES if n in counts]
+    else:
+        chosen = [(None, n) for n in counts]
+    metafunc.parametrize(
+        "cluster_of",
+        [(n, wire) for wire, n in chosen],
+        ids=[f"{n} ranks" + (f", {wire}" if wire else "") for wire, n in chosen],
+        indirect=True,
+    )
+
+
+def _counts(node: Any, config: pytest.Config) -> tuple[int, ...]:
+    marked, option = node.get_closest_marker("ranks"), config.getoption("ranks")
+    wanted = rank_counts(option) if option else None
+    if marked:
+        return tuple(n for n in marked.args if wanted is None or n in wanted)
+    if wanted:
+        return wanted
+    many = config.getoption("everything") or node.get_closest_marker("sample")
+    return MANY if many else USUAL
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def order(item: pytest.Item) -> tuple[int, str]:
+        callspec = getattr(item, "callspec", None)
+        ranks, wire = callspec.params.get("cluster_of", (0, None)) if callspec else (0, None)
+        return ranks, wire or ""
+
+    items.sort(key=order)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
+    outcome: Any = yield
+    if outcome.get_result().failed:
+        item.stash[failed] = True
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Clusters]:
+    """The one cluster that is alive."""
+    held = Clusters()
+    yield held
+    held.close()
+
+
+@pytest.fixture
+def cluster_of(request: pytest.FixtureRequest) -> tuple[int, str | None]:
+    """Number of ranks and forced wire of this test."""
+    found: tuple[int, str | None] = request.param
+    return found
+
+
+@pytest.fixture
+def ranks(cluster_of: tuple[int, str | None]) -> int:
+    """How many ranks there are."""
+    return cluster_of[0]
+
+
+@pytest.fixture
+def wire(cluster_of: tuple[int, str | None]) -> str:
+    """The wire between two ranks."""
+    return cluster_of[1] or SHARED_MEMORY
+
+
+@pytest.fixture
+def client(
+    request: pytest.FixtureRequest, clusters: Clusters, cluster_of: tuple[int, str | None]
+) -> Iterator[Client]:
+    """A connected client; afterwards every arena must be empty and every log free of errors."""
+    client = clusters.client(*cluster_of)
+    before = len(_errors(client, erring=False))
+    with client.as_current():
+        yield client
+    if request.node.stash.get(failed, False):
+        clusters.close()  # what the failed test still holds must not fail the next one
+        return
+    erring = request.node.get_closest_marker("erring") is not None
+    try:
+        _no_leftovers(client)
+        errors = _errors(client, erring)
+        assert erring or len(errors) == before, f"in the logs: {errors[before:]}"
+    except BaseException:
+        clusters.close()
+        raise
+
+
+@pytest.fixture
+def relayout(request: pytest.FixtureRequest, client: Client) -> Iterator[Relayout]:
+    """``redistribute``, watched: each one that the test made must have run as a collective."""
+    watched = Relayout(client)
+    yield watched
+    if not request.node.get_closest_marker("erring"):
+        watched.verify()
+
+
+def _no_leftovers(client: Client) -> None:
+    """Fail unless all arenas are empty soon, naming the ranks that hold something."""
+    deadline = time.monotonic() + 10
+    while True:
+        gc.collect()
+        held = leftovers(client)
+        if not held:
+            return
+        if time.monotonic() > deadline:
+            pytest.fail(f"10 s after the test arenas still hold memory or runs: {held}")
+        time.sleep(0.02)
+
+
+def _errors(client: Client, erring: bool) -> list[str]:
+    """Lines of level ERROR or above in the logs of the workers and the scheduler."""
+    logs = [*client.get_worker_logs().values(), client.get_scheduler_logs()]
+    return [
+        line
+        for log in logs
+        for level, line in log
+        if level in ("ERROR", "CRITICAL") and not (erring and "Compute Failed" in line)
+    ]

@@ -1,0 +1,557 @@
+"""The conductor's rules, one by one, and all of them in a world where anything may happen."""
+
+import pickle
+from typing import Any
+
+import pytest
+from conductor_world import (
+    CONDEMNED,
+    USER,
+    Allocated,
+    Closed,
+    Late,
+    Quiet,
+    Table,
+    World,
+)
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dask_redist.conductor import (
+    AGAIN,
+    MAX_RESTARTS,
+    Action,
+    Allocate,
+    Answer,
+    Close,
+    Conductor,
+    Free,
+    Prove,
+    Recompute,
+    State,
+)
+from dask_redist.errors import AdmissionError, RankLostError, RunTimeoutError
+
+IDS = ("a", "b")
+KINDS = (Allocate, Late, Allocated, Table, Close, Quiet, Closed, Prove, Free)
+LATE = RunTimeoutError("rank 1 still writes")
+
+
+# ------------------------------------------------------------------------------- the rules, told
+def opened(owners: dict[int, int], writers: tuple[int, ...] = ()) -> Conductor:
+    """Run 1 of "a", allocated, with these writers."""
+    conductor = Conductor()
+    conductor.create("a", owners)
+    for seat in sorted(set(owners.values())):
+        mine = [out for out, s in owners.items() if s == seat]
+        conductor.allocated(1, seat, {out: 100 * seat + out for out in mine})
+    for seat in writers:
+        assert conductor.join("a", seat, f"join {seat}") == [Answer(f"join {seat}", 1)]
+    return conductor
+
+
+def published(owners: dict[int, int], writers: tuple[int, ...] = ()) -> Conductor:
+    conductor = opened(owners, writers)
+    actions = conductor.fence("a", {1}, "fence")
+    for seat in writers:
+        actions = conductor.closed(1, seat)
+    assert actions == [Answer("fence", 1)]
+    return conductor
+
+
+def test_the_life_of_a_run() -> None:
+    conductor = Conductor()
+    assert conductor.create("a", {0: 2, 1: 1, 2: 2}) == [
+        Allocate(1, 1, (1,)),
+        Allocate(1, 2, (0, 2)),
+    ]
+    assert conductor.join("a", 1, "first") == []
+    assert conductor.allocated(1, 2, {0: 0, 2: 64}) == []
+    assert conductor.join("a", 3, "second") == []
+    assert conductor.allocated(1, 1, {1: 128}) == [Answer("first", 1), Answer("second", 1)]
+    assert conductor.runs["a"].offsets == {0: 0, 1: 128, 2: 64}
+    assert conductor.fence("a", {1}, "fence") == [Close(1, 1), Close(1, 3)]
+    assert conductor.closed(1, 3) == []
+    assert conductor.closed(1, 1) == [Answer("fence", 1)]
+    assert conductor.runs["a"].state is State.PUBLISHED
+    assert conductor.gone("a") == [Free(1, 1, condemn=False), Free(1, 2, condemn=False)]
+    assert not conductor.runs
+    assert not conductor.by_number
+
+
+def test_a_run_without_outputs_is_open_at_once() -> None:
+    conductor = Conductor()
+    assert conductor.create("a", {}) == []
+    assert conductor.join("a", 1, "join") == [Answer("join", 1)]
+
+
+def test_a_run_that_nobody_joined_is_published_at_its_fence() -> None:
+    assert opened({0: 1}).fence("a", {1}, "fence") == [Answer("fence", 1)]
+
+
+def test_numbers_rise_and_two_runs_of_one_id_are_refused() -> None:
+    conductor = opened({0: 1})
+    with pytest.raises(ValueError, match="run 'a' exists already"):
+        conductor.create("a", {0: 1})
+    conductor.gone("a")
+    assert conductor.create("b", {0: 1}) == [Allocate(2, 1, (0,))]
+    assert conductor.create("a", {0: 1}) == [Allocate(3, 1, (0,))]
+
+
+@pytest.mark.parametrize("numbers", [{1}, {1, 2}, {3}, set()])
+def test_a_fence_with_stale_numbers_makes_the_run_again(numbers: set[int]) -> None:
+    conductor = opened({0: 1})
+    conductor.gone("a")
+    conductor.create("a", {0: 1})
+    conductor.allocated(2, 1, {0: 0})
+    conductor.join("a", 1, "join")
+    assert conductor.fence("a", numbers, "fence") == [
+        Close(2, 1),
+        Recompute("a"),
+        Answer("fence", AGAIN),
+    ]
+    assert conductor.closed(2, 1) == [Free(2, 1, condemn=False)]
+
+
+def test_a_fence_without_a_run_makes_one() -> None:
+    assert Conductor().fence("a", {7}, "fence") == [Recompute("a"), Answer("fence", AGAIN)]
+
+
+def test_a_second_fence_ends_the_first() -> None:
+    conductor = opened({0: 1}, writers=(1,))
+    conductor.fence("a", {1}, "first")
+    assert conductor.fence("a", {1}, "second") == [
+        Answer("first", AGAIN),
+        Recompute("a"),
+        Answer("second", AGAIN),
+    ]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_contribution_after_the_fence_makes_the_run_again(closed: bool) -> None:
+    """Its takes hold a receipt of the old run: without a new fence they would wait for ever."""
+    conductor = opened({0: 1}, writers=(1,))
+    conductor.fence("a", {1}, "fence")
+    if closed:
+        conductor.closed(1, 1)
+    actions = conductor.join("a", 2, "late")
+    assert Answer("late", AGAIN) in actions
+    assert Recompute("a") in actions
+    assert (Answer("fence", AGAIN) in actions) is not closed
+    assert "a" not in conductor.runs
+
+
+def test_restarts_end_with_an_error_that_reaches_the_fence() -> None:
+    """The error comes without a Recompute, which would release the fence that is to have it."""
+    conductor = Conductor()
+    for n in range(MAX_RESTARTS + 1):
+        assert conductor.fence("a", {n}, n) == [Recompute("a"), Answer(n, AGAIN)]
+    conductor.create("a", {0: 1})
+    conductor.allocated(1, 1, {0: 0})
+    answer, free = sorted(conductor.fence("a", {1}, "last"), key=str)
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.value, RankLostError)
+    assert "'a' was restarted more than 10 times" in str(pickle.loads(pickle.dumps(answer.value)))
+    assert free == Free(1, 1, condemn=False)
+    # Who tries again begins anew.
+    assert conductor.fence("a", {1}, "retry") == [Recompute("a"), Answer("retry", AGAIN)]
+    conductor.forget("a")
+    assert not conductor.restarts
+
+
+# ------------------------------------------------------------------------------------ allocation
+def test_an_allocation_that_fails_is_everybodys_error() -> None:
+    conductor = Conductor()
+    conductor.create("a", {0: 1, 1: 2})
+    conductor.join("a", 1, "one")
+    conductor.join("a", 3, "three")
+    full = AdmissionError("rank 1 is full")
+    assert conductor.not_allocated(1, 1, full) == [Answer("one", full), Answer("three", full)]
+    # The other seat has not answered: its memory is freed when it has; seat 1 may have some too.
+    assert conductor.allocated(1, 2, {1: 0}) == [
+        Free(1, 1, condemn=False),
+        Free(1, 2, condemn=False),
+    ]
+    assert not conductor.by_number
+
+
+def test_a_seat_that_cannot_be_reached_makes_the_joins_ask_again() -> None:
+    conductor = Conductor()
+    conductor.create("a", {0: 1})
+    conductor.join("a", 2, "join")
+    assert conductor.not_allocated(1, 1, None) == [
+        Answer("join", AGAIN),
+        Free(1, 1, condemn=False),
+    ]
+
+
+def test_two_failed_allocations_are_answered_once() -> None:
+    conductor = Conductor()
+    conductor.create("a", {0: 1, 1: 2})
+    conductor.join("a", 1, "join")
+    assert len(conductor.not_allocated(1, 1, MemoryError())) == 1
+    assert conductor.not_allocated(1, 2, MemoryError()) == [
+        Free(1, 1, condemn=False),
+        Free(1, 2, condemn=False),
+    ]
+
+
+# ---------------------------------------------------------------------- writers that do not close
+def test_a_writer_that_hangs_condemns_the_memory_and_the_fence_says_so() -> None:
+    conductor = opened({0: 1, 1: 2}, writers=(1, 2))
+    conductor.fence("a", {1}, "fence")
+    assert conductor.not_closed(1, 1, LATE) == [Answer("fence", LATE)]
+    assert conductor.closed(1, 2) == [Free(1, 1, condemn=True), Free(1, 2, condemn=True)]
+
+
+def test_a_dead_writer_is_proven_dead_and_the_run_goes_on() -> None:
+    conductor = opened({0: 1, 1: 2}, writers=(1, 3))
+    assert conductor.lost(3) == []
+    assert conductor.fence("a", {1}, "fence") == [Close(1, 1), Prove(1, 3, (1, 2))]
+    assert conductor.closed(1, 1) == []
+    assert conductor.closed(1, 3) == [Answer("fence", 1)]
+
+
+def test_a_writer_not_proven_dead_moves_the_run_to_other_memory() -> None:
+    conductor = opened({0: 1}, writers=(3,))
+    conductor.fence("a", {1}, "fence")
+    assert conductor.lost(3) == [Prove(1, 3, (1,))]
+    assert conductor.not_closed(1, 3, None) == [
+        Answer("fence", AGAIN),
+        Recompute("a"),
+        Free(1, 1, condemn=True),
+    ]
+
+
+def test_the_proof_decides_when_the_close_failed_because_the_seat_left() -> None:
+    conductor = opened({0: 1}, writers=(3,))
+    conductor.fence("a", {1}, "fence")
+    conductor.lost(3)
+    assert conductor.not_closed(1, 3, LATE) == []
+    assert conductor.closed(1, 3) == [Answer("fence", 1)]
+    assert conductor.not_closed(1, 3, LATE) == []
+    assert conductor.runs["a"].state is State.PUBLISHED
+    assert not conductor.runs["a"].condemned
+
+
+def test_a_close_that_was_answered_before_the_loss_needs_no_proof() -> None:
+    conductor = opened({0: 1}, writers=(3,))
+    conductor.fence("a", {1}, "fence")
+    conductor.lost(3)
+    assert conductor.closed(1, 3) == [Answer("fence", 1)]
+    assert conductor.not_closed(1, 3, None) == []
+    assert conductor.gone("a") == [Free(1, 1, condemn=False)]
+
+
+# ----------------------------------------------------------------------------------------- losses
+def test_lost_while_allocating() -> None:
+    conductor = Conductor()
+    conductor.create("a", {0: 1, 1: 2})
+    conductor.join("a", 1, "one")
+    conductor.join("a", 3, "three")
+    assert conductor.lost(3) == [Answer("three", AGAIN)]  # no owner: the run goes on
+    assert conductor.lost(1) == [Answer("one", AGAIN), Recompute("a")]
+    assert conductor.allocated(1, 1, {0: 0}) == []  # its answer was under way
+    assert conductor.allocated(1, 2, {1: 0}) == [Free(1, 2, condemn=False)]
+
+
+def test_all_owners_lost_while_allocating() -> None:
+    conductor = Conductor()
+    conductor.create("a", {0: 1, 1: 2})
+    conductor.join("a", 3, "join")
+    assert conductor.lost(2) == [Answer("join", AGAIN), Recompute("a")]
+    assert conductor.lost(1) == []
+    assert not conductor.by_number
+    assert conductor.not_allocated(1, 1, None) == []
+    assert conductor.allocated(1, 2, {1: 0}) == []
+
+
+def test_an_owner_lost_while_open() -> None:
+    conductor = opened({0: 1, 1: 2}, writers=(1, 2))
+    assert conductor.lost(1) == [Prove(1, 1, (2,)), Close(1, 2), Recompute("a")]
+    assert conductor.closed(1, 2) == []
+    assert conductor.closed(1, 1) == [Free(1, 2, condemn=False)]
+
+
+def test_an_owner_lost_while_closing() -> None:
+    conductor = opened({0: 1, 1: 2}, writers=(1, 2))
+    conductor.fence("a", {1}, "fence")
+    assert conductor.lost(1) == [Prove(1, 1, (2,)), Answer("fence", AGAIN), Recompute("a")]
+    assert conductor.not_closed(1, 1, None) == []
+    assert conductor.closed(1, 2) == [Free(1, 2, condemn=True)]
+
+
+def test_an_owner_lost_after_the_fence() -> None:
+    conductor = published({0: 1, 1: 2}, writers=(1, 2))
+    assert conductor.lost(1) == [Free(1, 2, condemn=False), Recompute("a")]
+
+
+def test_a_writer_lost_after_the_fence_is_no_loss() -> None:
+    conductor = published({0: 1}, writers=(1, 2))
+    assert conductor.lost(2) == []
+    assert conductor.runs["a"].state is State.PUBLISHED
+
+
+def test_lost_while_ending() -> None:
+    conductor = opened({0: 1, 1: 2}, writers=(2, 3))
+    assert conductor.gone("a") == [Close(1, 2), Close(1, 3)]
+    assert conductor.lost(3) == [Prove(1, 3, (1, 2))]
+    assert conductor.lost(2) == [Prove(1, 2, (1,))]
+    assert conductor.closed(1, 3) == []
+    assert conductor.not_closed(1, 2, None) == [Free(1, 1, condemn=True)]
+
+
+def test_the_last_holder_lost_while_ending_leaves_nothing_to_free() -> None:
+    conductor = opened({0: 1}, writers=(1,))
+    conductor.gone("a")
+    assert conductor.lost(1) == [Prove(1, 1, ())]
+    assert conductor.closed(1, 1) == []
+    assert not conductor.by_number
+
+
+def test_a_loss_concerns_every_run_of_the_seat() -> None:
+    conductor = published({0: 1})
+    conductor.create("b", {0: 1, 1: 2})
+    assert conductor.lost(1) == [Recompute("a"), Recompute("b")]
+    assert list(conductor.by_number) == [2]  # waits for seat 2 to allocate
+
+
+# ------------------------------------------------------------------------------------- the end
+def test_gone_while_allocating() -> None:
+    conductor = Conductor()
+    conductor.create("a", {0: 1})
+    conductor.join("a", 1, "join")
+    assert conductor.gone("a") == [Answer("join", AGAIN)]
+    assert conductor.gone("a") == []
+    assert conductor.allocated(1, 1, {0: 0}) == [Free(1, 1, condemn=False)]
+
+
+def test_gone_while_closing_answers_the_fence_and_frees_after_the_last_writer() -> None:
+    conductor = opened({0: 1}, writers=(1, 2))
+    conductor.fence("a", {1}, "fence")
+    assert conductor.gone("a") == [Answer("fence", AGAIN)]
+    assert conductor.closed(1, 2) == []
+    assert conductor.closed(1, 1) == [Free(1, 1, condemn=False)]
+
+
+def test_a_new_run_is_made_while_the_old_one_ends() -> None:
+    conductor = opened({0: 1}, writers=(2,))
+    conductor.gone("a")
+    conductor.create("a", {0: 1})
+    assert list(conductor.by_number) == [1, 2]
+    assert conductor.closed(1, 2) == [Free(1, 1, condemn=False)]
+    assert conductor.runs["a"].number == 2
+
+
+def test_a_close_that_nobody_asked_for_changes_nothing() -> None:
+    conductor = opened({0: 1}, writers=(2,))
+    assert conductor.closed(1, 2) == []
+    assert conductor.not_closed(1, 2, None) == []
+    assert conductor.fence("a", {1}, "fence") == [Close(1, 2)]
+
+
+def test_answers_to_runs_that_are_over_change_nothing() -> None:
+    conductor = published({0: 1}, writers=(2,))
+    conductor.gone("a")
+    assert conductor.closed(1, 2) == []
+    assert conductor.not_closed(1, 2, None) == []
+    assert conductor.not_closed(1, 2, LATE) == []
+    assert conductor.allocated(1, 1, {0: 0}) == []
+    assert conductor.not_allocated(1, 1, LATE) == []
+    assert not conductor.by_number
+
+
+# ------------------------------------------------------------------------------------- the takes
+def test_many_takes_that_miss_make_the_run_again_once() -> None:
+    conductor = published({0: 1, 1: 1})
+    assert conductor.missing("a", 1) == [Free(1, 1, condemn=False), Recompute("a")]
+    assert conductor.missing("a", 1) == []
+    conductor.create("a", {0: 1, 1: 1})
+    assert conductor.missing("a", 1) == []
+    assert conductor.runs["a"].number == 2
+
+
+def test_a_take_whose_run_was_let_go_makes_it_again() -> None:
+    conductor = published({0: 1})
+    conductor.gone("a")
+    assert conductor.missing("a", 1) == [Recompute("a")]
+
+
+def test_takes_that_miss_in_each_new_run_give_up_in_the_end() -> None:
+    conductor = Conductor()
+    for number in range(1, MAX_RESTARTS + 2):
+        conductor.create("a", {0: 1})
+        conductor.allocated(number, 1, {0: 0})
+        assert conductor.fence("a", {number}, number) == [Answer(number, number)]
+        assert Recompute("a") in conductor.missing("a", number)
+    (answer,) = conductor.fence("a", {number}, "last")
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.value, RankLostError)
+
+
+# --------------------------------------------------------------------------- anything may happen
+def is_open(machine: Any) -> bool:
+    return any(run.state is State.OPEN for run in machine.world.conductor.runs.values())
+
+
+def is_published(machine: Any) -> bool:
+    return bool(machine.world.published)
+
+
+class Anything(RuleBasedStateMachine):
+    """Seats, runs, losses and messages in any order; the world checks itself after each event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        for _ in range(2):
+            self.world.arrive()
+
+    @precondition(lambda self: len(self.world.present) < 4)
+    @rule()
+    def arrive(self) -> None:
+        self.world.arrive()
+
+    @rule(
+        id=st.sampled_from(IDS),
+        seat=st.integers(0, 3),
+        owners=st.lists(st.integers(0, 3), max_size=3),
+    )
+    def join(self, id: str, seat: int, owners: list[int]) -> None:
+        seats = sorted(self.world.present)
+        at = {out: seats[o % len(seats)] for out, o in enumerate(owners)}
+        self.world.join(id, seats[seat % len(seats)], at)
+
+    @rule(id=st.sampled_from(IDS), owners=st.lists(st.integers(0, 3), max_size=3))
+    def all_join(self, id: str, owners: list[int]) -> None:
+        """As most runs begin: without this few would get as far as their fence."""
+        for seat in range(len(self.world.present)):
+            self.join(id, seat, owners)
+        self.deliver_what_is_there()
+
+    @precondition(is_open)
+    @rule(index=st.integers(0, 1), rush=st.booleans())
+    def right_fence(self, index: int, rush: bool) -> None:
+        runs = [r for r in self.world.conductor.runs.values() if r.state is State.OPEN]
+        run = runs[index % len(runs)]
+        self.world.fence(str(run.id), {run.number})
+        while rush and self.world.flying:
+            self.deliver_what_is_there()
+
+    @rule(id=st.sampled_from(IDS), stale=st.sampled_from([None, None, None, 0, 1, 2]))
+    def fence(self, id: str, stale: int | None) -> None:
+        """All contributions went to the present run, or some to an older one."""
+        run = self.world.conductor.runs.get(id)
+        numbers = {run.number} if run else set()
+        if stale is not None or not numbers:
+            numbers.add(max(1, max(self.world.ids, default=1) - (stale or 0)))
+        self.world.fence(id, numbers)
+
+    @precondition(lambda self: self.world.flying)
+    @rule(
+        kind=st.sampled_from(KINDS), index=st.integers(0, 5), how=st.sampled_from([0, 0, 1, 2, 3])
+    )
+    def deliver(self, kind: type, index: int, how: int) -> None:
+        """One message, of this kind if there is one."""
+        flying = self.world.flying
+        chosen = [i for i, message in enumerate(flying) if isinstance(message, kind)]
+        chosen = chosen or list(range(len(flying)))
+        self.world.deliver(chosen[index % len(chosen)], how)
+
+    @rule()
+    def deliver_what_is_there(self) -> None:
+        """As most messages do, in the order in which they were sent."""
+        for _ in range(len(self.world.flying)):
+            self.world.deliver(0)
+            self.world.check()
+
+    @precondition(lambda self: len(self.world.present) > 1)
+    @rule(seat=st.integers(0, 3), dead=st.booleans())
+    def leave(self, seat: int, dead: bool) -> None:
+        seats = sorted(self.world.present)
+        self.world.leave(seats[seat % len(seats)], dead=dead)
+
+    @precondition(is_published)
+    @rule(back=st.integers(0, 2), out=st.integers(0, 2))
+    def take(self, back: int, out: int) -> None:
+        receipts = sorted(self.world.published)
+        self.world.take(receipts[-1 - back % len(receipts)], out)
+
+    @precondition(lambda self: USER in self.world.memory.values())
+    @rule(index=st.integers(0, 5))
+    def drop(self, index: int) -> None:
+        held = sorted(b for b, has in self.world.memory.items() if has == USER)
+        self.world.drop(held[index % len(held)])
+
+    @rule(id=st.sampled_from(IDS), forget=st.booleans())
+    def gone(self, id: str, forget: bool) -> None:
+        self.world.forget(id) if forget else self.world.gone(id)
+
+    @invariant()
+    def safe_and_alive(self) -> None:
+        self.world.check()
+
+    def teardown(self) -> None:
+        self.world.finish()
+
+
+TestAnything = Anything.TestCase
+TestAnything.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+# ------------------------------------------------------------ the world can see what is wrong
+def test_the_world_sees_a_run_to_its_end() -> None:
+    world = World()
+    one, two, three = (world.arrive() for _ in range(3))
+    world.join("a", one, {0: one, 1: two})
+    world.join("a", three, {})
+    while world.flying:
+        world.deliver(0)
+    assert world.may_write == {(one, 1), (three, 1)}
+    fence = world.fence("a", {1})
+    while world.flying:
+        world.deliver(0)
+    assert world.answers[fence] == 1
+    world.take(1, 0)
+    assert world.memory == {(one, 0): USER, (two, 0): 1}
+    world.finish()
+    assert world.memory == {(one, 0): USER}
+
+
+def test_the_world_condemns_what_a_writer_may_still_write() -> None:
+    world = World()
+    one, two = world.arrive(), world.arrive()
+    world.join("a", two, {0: one})
+    while world.flying:
+        world.deliver(0)
+    world.leave(two, dead=False)
+    world.gone("a")
+    world.finish()
+    assert world.memory == {(one, 0): CONDEMNED}
+    world.check()
+
+
+def test_the_world_refuses_a_publication_before_the_close() -> None:
+    world = World()
+    one = world.arrive()
+    world.join("a", one, {0: one})
+    while world.flying:
+        world.deliver(0)
+    world.conductor.runs["a"].writers.clear()  # as if the join had not been noted
+    with pytest.raises(AssertionError, match="published while"):
+        world.fence("a", {1})
+
+
+def test_the_world_refuses_memory_that_is_freed_under_a_writer() -> None:
+    world = World()
+    one = world.arrive()
+    world.join("a", one, {0: one})
+    while world.flying:
+        world.deliver(0)
+    world.conductor.runs["a"].writers.clear()
+    actions: list[Action] = world.conductor.gone("a")
+    world.do(actions)
+    world.deliver(0)
+    with pytest.raises(AssertionError, match=r"can write \(1, 0\) of nobody"):
+        world.check()

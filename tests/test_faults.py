@@ -1,0 +1,203 @@
+"""Ranks that die and runs that are cancelled, before, during and after the contributions.
+
+Each case ends in the right answer or one clear error, the next run is right, and nothing is held.
+A block of the input waits for a file, so that the moment of the fault is chosen, not timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import psutil
+import pytest
+from distributed import Client, LocalCluster, wait
+
+import dask_redist as dr
+
+SHAPE = (8, 6, 5)
+VALUES = np.arange(np.prod(SHAPE)).reshape(SHAPE)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(
+        n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster) as client:
+        dr.connect(client, n_ranks=3, timeout=30)
+        yield client
+
+
+def gated(gate: Path, blocked: Callable[[tuple[int, ...]], bool]) -> da.Array:
+    """The values in 4 slabs; a blocked one is not there until the gate file is."""
+
+    def block(chunk: np.ndarray, block_id: tuple[int, ...] = ()) -> np.ndarray:
+        (gate.parent / f"started-{block_id[0]}").touch()
+        while blocked(block_id) and not gate.exists():
+            time.sleep(0.01)
+        return chunk
+
+    return da.from_array(VALUES, chunks=(2, -1, -1)).map_blocks(block, dtype=VALUES.dtype)
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the moment never came"
+        time.sleep(0.02)
+
+
+def kill(client: Client, rank: int) -> None:
+    pid = dr.connect(client).seats[rank].pid
+    os.kill(pid, signal.SIGKILL)
+
+
+def memory(client: Client) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = client.sync(client.scheduler.redist_memory)
+    return found
+
+
+def nothing_held(client: Client) -> bool:
+    return all(m["in_use"] == 0 and m["runs"] == 0 for m in memory(client).values())
+
+
+def check_next_run(client: Client) -> None:
+    """A run after the fault is right, and then nothing is held."""
+    client.wait_for_workers(3, timeout=20)
+    x = da.from_array(VALUES, chunks=(3, 2, 5))
+    assert np.array_equal(dr.redistribute(x, dr.Slab.Z).compute(), VALUES)
+    until(lambda: nothing_held(client))
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+def test_a_rank_is_killed(client: Client, tmp_path: Path, moment: str, victim: int) -> None:
+    gate = tmp_path / "gate"
+    first = 0 if moment == "before" else 3
+    x = gated(gate, lambda index: moment != "after" and index[0] >= first)
+    y = dr.redistribute(x, dr.Slab.Y).persist()
+    if moment == "before":
+        until(lambda: len(list(tmp_path.glob("started-*"))) >= 3)
+    elif moment == "during":
+        until(lambda: bool(dr.runs()) and len(list(tmp_path.glob("started-*"))) == 4)
+        time.sleep(0.3)  # the other contributions get in
+    else:
+        wait(y, timeout=30)
+    kill(client, victim)
+    gate.touch()
+    wait(y, timeout=30)
+    assert np.array_equal(client.compute(y).result(timeout=30), VALUES)
+    del y
+    check_next_run(client)
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+def test_a_run_is_cancelled(client: Client, tmp_path: Path, moment: str) -> None:
+    gate = tmp_path / "gate"
+    first = 0 if moment == "before" else 3
+    x = gated(gate, lambda index: moment != "after" and index[0] >= first)
+    y = dr.redistribute(x, dr.Slab.Y).persist()
+    if moment == "before":
+        until(lambda: len(list(tmp_path.glob("started-*"))) >= 3)
+    elif moment == "during":
+        until(lambda: bool(dr.runs()) and len(list(tmp_path.glob("started-*"))) == 4)
+    else:
+        wait(y, timeout=30)
+    client.cancel(y)
+    gate.touch()
+    with pytest.raises(BaseException, match="ancel"):
+        client.compute(y).result(timeout=30)
+    del y
+    check_next_run(client)
+    z = dr.redistribute(x, dr.Slab.Y)
+    assert np.array_equal(z.compute(), VALUES)
+
+
+def test_an_error_of_a_producer_reaches_the_user(client: Client) -> None:
+    def block(chunk: np.ndarray, block_id: tuple[int, ...] = ()) -> np.ndarray:
+        if block_id == (1, 0, 0):
+            raise KeyError("block 1")
+        return chunk
+
+    x = da.from_array(VALUES, chunks=(2, -1, -1)).map_blocks(block, dtype=VALUES.dtype)
+    with pytest.raises(KeyError, match="block 1"):
+        dr.redistribute(x, dr.Slab.Y).compute()
+    check_next_run(client)
+
+
+def test_a_killed_rank_comes_back_under_its_number(client: Client) -> None:
+    before = dr.connect(client)
+    kill(client, 1)
+    until(lambda: dr.connect(client).size == 3 and dr.connect(client).seats != before.seats)
+    after = dr.connect(client)
+    assert [s.name for s in after.seats] == [s.name for s in before.seats]
+    assert after.seats[1].seat != before.seats[1].seat
+    check_next_run(client)
+
+
+def test_persisted_results_survive_the_loss_of_another_rank(client: Client) -> None:
+    y = dr.redistribute(da.from_array(VALUES, chunks=(2, -1, -1)), dr.Slab.Y).persist()
+    wait(y)
+    z = dr.redistribute(y, dr.Slab.X)
+    kill(client, 2)
+    assert np.array_equal(z.compute(), VALUES)
+    assert np.array_equal(y.compute(), VALUES)
+
+
+def test_restart_of_the_cluster(client: Client) -> None:
+    y = dr.redistribute(da.from_array(VALUES, chunks=(2, -1, -1)), dr.Slab.Y).persist()
+    wait(y)
+    client.restart(timeout=30)
+    check_next_run(client)
+
+
+def test_nothing_is_left_on_the_machine() -> None:
+    me = psutil.Process()
+    before = set(me.children(recursive=True))
+    threads = set(threading.enumerate())
+    cluster = LocalCluster(
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+    )
+    client = Client(cluster)
+    dr.connect(client)
+    dr.redistribute(da.ones((6, 6), chunks=3), dr.Slab.Y).compute()
+    segments = {s.card.path for s in dr.connect(client).seats}
+    assert all("dask_redist" in os.readlink(path) for path in segments)
+    kill(client, 0)
+    client.close()
+    cluster.close()
+    until(lambda: set(me.children(recursive=True)) <= before)
+    assert not any(os.path.exists(path) for path in segments)
+    assert not [t for t in set(threading.enumerate()) - threads if "redist" in t.name]
+
+
+def test_in_process_ranks_leave_no_thread_and_no_descriptor() -> None:
+    def descriptors() -> list[str]:
+        found = []
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return [name for name in found if "dask_redist" in name]
+
+    with Client(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as c:
+        dr.connect(c)
+        result = dr.redistribute(da.from_array(VALUES, chunks=3), dr.Slab.Y).persist()
+        wait(result)
+        assert len(descriptors()) == 2
+        (kept,) = c.gather([result.__dask_graph__()[result.__dask_keys__()[0][0][0]]])
+    assert np.array_equal(kept, VALUES[:, :3])  # outlives the cluster
+    assert descriptors() == []
+    assert not [t for t in threading.enumerate() if "dask-redist" in t.name]

@@ -1,0 +1,141 @@
+"""Memory on real workers: pages of peers, spilling, idle pages, admission."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import dask
+import dask.array as da
+import numpy as np
+import psutil
+import pytest
+from distributed import Client, LocalCluster, Worker, wait
+
+import dask_redist as dr
+
+MIB = 2**20
+
+
+@contextmanager
+def cluster(memory_limit: int, n_workers: int = 2) -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=n_workers,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=None,
+            memory_limit=memory_limit,
+        ) as local,
+        Client(local) as client,
+    ):
+        dr.connect(client)
+        yield client
+
+
+def rss(client: Client, rank: int) -> int:
+    """Resident bytes of a rank's process, as Dask's Nanny reads them: from outside."""
+    return int(psutil.Process(dr.connect(client).seats[rank].pid).memory_info().rss)
+
+
+def arenas(client: Client) -> list[dict[str, int]]:
+    found = client.sync(client.scheduler.redist_memory)
+    return [found[address] for address in dr.connect(client).addresses]
+
+
+def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
+
+
+def field(nbytes: int, ranks: int) -> da.Array:
+    """Float64 of so many bytes, each element its own index, one slab a rank."""
+    rows = nbytes // 8 // 4096
+    return da.arange(rows * 4096, chunks=(rows // ranks * 4096,)).reshape(rows, 4096) * 1.0
+
+
+def events(client: Client) -> list[str]:
+    """What the workers' memory monitors did: paused, spilled, restarted."""
+
+    def states(dask_worker: Worker) -> str:
+        spilled = len(getattr(dask_worker.data, "slow", ()) or ())
+        return f"{dask_worker.status.name} {spilled}"
+
+    return sorted(client.run(states).values())
+
+
+def test_pages_that_a_rank_wrote_at_a_peer_do_not_count_as_its_memory() -> None:
+    limit = 500 * MIB
+    with cluster(limit) as client:
+        x = field(200 * MIB, 2).persist()
+        wait(x)
+        pids = [seat.pid for seat in dr.connect(client).seats]
+        before = rss(client, 0)
+        y = dr.redistribute(x, dr.Uneven(0, (0, x.shape[0]))).persist()  # rank 0 sends its half
+        wait(y)
+        assert dr.runs()[-1].bytes_moved == 100 * MIB
+        grown = rss(client, 0) - before
+        assert grown < 0.05 * limit + 10 * MIB, f"{grown / MIB:.0f} MiB of a peer's pages"
+        time.sleep(0.5)  # the monitors look every 100 ms
+        assert [seat.pid for seat in dr.connect(client).seats] == pids
+        assert [state.split()[0] for state in events(client)] == ["running", "running"]
+
+
+def test_spilling_one_array_lowers_the_resident_memory_by_its_bytes() -> None:
+    with cluster(2000 * MIB) as client:
+        y = dr.redistribute(field(256 * MIB, 2), dr.Slab.X).persist()
+        wait(y)
+        before = [rss(client, rank) for rank in range(2)]
+        assert [a["in_use"] for a in arenas(client)] == [128 * MIB] * 2
+
+        def spill(dask_worker: Worker) -> int:
+            return int(dask_worker.data.evict())
+
+        assert list(client.run(spill).values()) == [128 * MIB] * 2
+        until(lambda: all(a["in_use"] == 0 for a in arenas(client)))
+        assert [a["idle"] for a in arenas(client)] == [0, 0]
+        for rank in range(2):
+            fell = before[rank] - rss(client, rank)
+            assert fell > 0.9 * 128 * MIB, f"rank {rank}: {fell / MIB:.0f} MiB fell"
+        index = np.arange(y.size, dtype="f8").reshape(y.shape)
+        assert np.array_equal(y.compute(), index)  # read back from disk
+
+
+def test_idle_pages_are_bounded_and_do_not_make_dask_spill() -> None:
+    limit = 1000 * MIB
+    with cluster(limit) as client:
+        x = field(400 * MIB, 2)
+        y = dr.redistribute(x, dr.Slab.Y).persist()
+        wait(y)
+        del y
+        until(lambda: all(a["in_use"] == 0 for a in arenas(client)))
+        assert all(a["idle"] <= 0.1 * limit for a in arenas(client))
+        until(lambda: all(rss(client, rank) < 0.1 * limit + 250 * MIB for rank in range(2)))
+
+
+def test_too_little_memory_is_said_before_anything_moves() -> None:
+    with cluster(400 * MIB) as client:
+        x = field(1600 * MIB, 64).rechunk((800, -1), method="tasks")
+        y = dr.redistribute(x, dr.Slab.Y)
+        with pytest.raises(dr.AdmissionError, match=r"rank [01].*needs 838860800 bytes.*bytes are"):
+            y.compute()
+        assert all(run.bytes_moved + run.bytes_kept == 0 for run in dr.runs())
+        small = np.arange(60).reshape(6, 10)
+        z = dr.redistribute(da.from_array(small, chunks=3), dr.Slab.Y)
+        assert np.array_equal(z.compute(), small)
+        until(lambda: all(a["in_use"] == 0 and a["runs"] == 0 for a in arenas(client)))
+
+
+def test_managed_memory_is_spilled_to_make_room() -> None:
+    with cluster(600 * MIB) as client, dask.config.set({"optimization.fuse.active": False}):
+        x = field(400 * MIB, 2).persist()
+        wait(x)
+        y = dr.redistribute(x, dr.Slab.X).persist()  # 200 + 200 MiB a rank, and Python itself
+        wait(y)
+        assert y.map_blocks(lambda b: b[:1, :1]).compute().ravel().tolist() == [
+            0.0,
+            float(x.size // 2),
+        ]

@@ -1,0 +1,466 @@
+"""One run on its ranks: gates, pieces that find their place, outputs that are taken once."""
+
+import contextlib
+import itertools
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory_tools import CANARY
+from numpy.typing import NDArray
+from test_overlap import overlaps
+from test_spec import part_of
+
+from dask_redist.arena import Arena, block_of
+from dask_redist.errors import ChunkMismatchError
+from dask_redist.overlap import Overlap
+from dask_redist.run import Gate, Outputs, RankRun, RunClosed, RunTable, Tally, checked
+from dask_redist.segment import view_bytes
+from dask_redist.spec import PartSpec
+from dask_redist.wires import MessageWire, Place, Wire
+
+MARGIN = 64
+
+
+# ------------------------------------------------------------------------------------------ gates
+def test_a_gate_is_quiet_when_it_is_closed_and_all_are_out() -> None:
+    gate = Gate()
+    assert not gate.quiet
+    with gate.enter(), gate.enter():
+        gate.close()
+        assert not gate.quiet
+    assert gate.quiet
+    gate.close()
+    assert gate.quiet
+
+
+def test_one_writer_of_two_is_still_inside() -> None:
+    gate = Gate()
+    with gate.enter():
+        with gate.enter():
+            gate.close()
+        assert not gate.quiet
+    assert gate.quiet
+
+
+def test_a_closed_gate_refuses_and_counts_nobody() -> None:
+    gate = Gate()
+    gate.close()
+    with pytest.raises(RunClosed, match="closed on this rank"), gate.enter():
+        pytest.fail("inside a closed gate")
+    assert gate.quiet
+
+
+def test_a_writer_that_raises_is_out() -> None:
+    gate = Gate()
+    with pytest.raises(KeyError), gate.enter():
+        raise KeyError
+    gate.close()
+    assert gate.quiet
+
+
+def test_nobody_is_inside_once_a_gate_was_seen_quiet() -> None:
+    gate, inside, seen = Gate(), Counter[str](), threading.Event()
+    late = []
+
+    def writer() -> None:
+        with contextlib.suppress(RunClosed):
+            while True:
+                with gate.enter():
+                    if seen.is_set():
+                        late.append(threading.get_ident())
+                    inside["entered"] += 1
+
+    threads = [threading.Thread(target=writer) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while inside["entered"] < 100:
+        time.sleep(0)
+    gate.close()
+    while not gate.quiet:
+        time.sleep(0)
+    seen.set()
+    for thread in threads:
+        thread.join()
+    assert not late
+
+
+# --------------------------------------------------------------------------------- contributions
+class Memory:
+    """The arenas of all seats as one array each, full of canaries."""
+
+    def __init__(self, spec: PartSpec, seats: NDArray[np.int64]) -> None:
+        self.spec, self.seats = spec, seats
+        self.offsets = np.zeros(spec.n_out, np.int64)
+        ends = Counter[int]()
+        for out, seat in enumerate(seats.tolist()):
+            self.offsets[out] = ends[seat] + MARGIN
+            ends[seat] += 2 * MARGIN + -(-self.nbytes(out) // MARGIN) * MARGIN
+        self.bytes = {seat: np.full(end, CANARY, np.uint8) for seat, end in ends.items()}
+        self.wires: list[MemoryWire] = []
+
+    def nbytes(self, out: int) -> int:
+        return math.prod(self.spec.out_shape(out)) * self.spec.dtype.itemsize
+
+    def table(self, number: int = 1) -> RunTable:
+        return RunTable("id", number, self.spec, self.seats, self.offsets, {})
+
+    def wire(self, table: RunTable, seat: int) -> Wire:
+        wire = MemoryWire(self.bytes[seat], seat)
+        self.wires.append(wire)
+        return wire
+
+    def output(self, out: int) -> NDArray[Any]:
+        memory = self.bytes[int(self.seats[out])]
+        shape = self.spec.out_shape(out)
+        return view_bytes(memory, int(self.offsets[out]), shape, self.spec.dtype)
+
+    def untouched(self, outs: set[int]) -> bool:
+        """Whether nothing but these outputs was written."""
+        mask = {seat: np.ones(len(memory), bool) for seat, memory in self.bytes.items()}
+        for out in outs:
+            start = int(self.offsets[out])
+            mask[int(self.seats[out])][start : start + self.nbytes(out)] = False
+        return all((memory[mask[seat]] == CANARY).all() for seat, memory in self.bytes.items())
+
+
+class MemoryWire:
+    """Writes into an array."""
+
+    def __init__(self, memory: NDArray[np.uint8], seat: int) -> None:
+        self.name = "even" if seat % 2 == 0 else "odd"
+        self.sent = self.messages = self.flushed = 0
+        self._memory = memory
+
+    def write(self, place: Place, target_slices: tuple[slice, ...], piece: NDArray[Any]) -> None:
+        assert not self.flushed
+        target = view_bytes(self._memory, place.offset, place.shape, np.dtype(place.dtype))
+        assert piece.shape == target[target_slices].shape
+        target[target_slices] = piece
+        self.sent += piece.nbytes
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+
+def in_part(spec: PartSpec, array: NDArray[Any], index: tuple[int, ...]) -> NDArray[Any]:
+    """The input chunk ``index`` of the part, which is ``array``."""
+    edges = [np.cumsum([0, *sizes]) for sizes in spec.chunks_in]
+    local = [i - f for i, f in zip(index, spec.first_in, strict=True)]
+    # The dots keep a chunk of no axes an array of its dtype.
+    return array[(*(slice(e[i], e[i + 1]) for e, i in zip(edges, local, strict=True)), ...)]
+
+
+def out_part(spec: PartSpec, array: NDArray[Any], out: int) -> NDArray[Any]:
+    edges = [np.cumsum([0, *sizes]) for sizes in spec.chunks_out]
+    local = spec.local_out(out)
+    return array[tuple(slice(e[i], e[i + 1]) for e, i in zip(edges, local, strict=True))]
+
+
+def numbered(shape: tuple[int, ...], dtype: Any = "i8") -> NDArray[Any]:
+    """Each element carries its global index."""
+    return np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+
+
+@settings(deadline=None)
+@given(
+    data=st.data(),
+    overlap=overlaps(),
+    ranks=st.integers(1, 7),
+    dtype=st.sampled_from(["i8", ">i4", "c16", "M8[s]", "S4"]),
+    twice=st.booleans(),
+)
+def test_every_wanted_element_arrives_and_nothing_else(
+    data: st.DataObject, overlap: Overlap, ranks: int, dtype: str, twice: bool
+) -> None:
+    corner = st.tuples(*[st.integers(0, 3)] * len(overlap.shape))
+    spec = part_of(overlap, data.draw(corner), data.draw(corner), dtype=np.dtype(dtype))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    # Seats are not ranks: they may be any numbers. -1: nobody wants this output.
+    memory = Memory(spec, rng.choice([-1, *range(11, 11 + ranks)], spec.n_out))
+    runs = [RankRun(memory.table(), memory.wire) for _ in range(ranks)]
+    array = numbered(overlap.shape, dtype)
+    array.flags.writeable = False
+    indices = list(spec.indices_in()) * (1 + twice)
+    rng.shuffle(indices)
+    for index in indices:
+        runs[rng.integers(ranks)].contribute(index, in_part(spec, array, index))
+    wanted = {out for out in range(spec.n_out) if memory.seats[out] >= 0}
+    for out in wanted:
+        assert np.array_equal(memory.output(out), out_part(spec, array, out))
+    assert memory.untouched(wanted)
+    assert all(wire.flushed == 1 for wire in memory.wires)
+
+    total = Tally()
+    for run in runs:
+        total.add(run.tally)
+    expected = Counter[int]()
+    for out in wanted:
+        expected[int(memory.seats[out])] += memory.nbytes(out) * (1 + twice)
+    assert +total.sent == +expected
+    names = Counter[str]()
+    for seat, nbytes in expected.items():
+        names["even" if seat % 2 == 0 else "odd"] += nbytes
+    assert +total.wires == +names
+    assert total.pieces == (1 + twice) * sum(
+        memory.seats[spec.flat_out(piece.chunk)] >= 0
+        for local in np.ndindex(*spec.grid_in)
+        for piece in overlap.pieces_of_input(local)
+    )
+
+
+HALVES = Overlap(((2, 2),), ((4,),))
+
+
+def test_a_contribution_to_a_closed_run_writes_nothing() -> None:
+    memory = Memory(part_of(HALVES), np.array([3]))
+    run = RankRun(memory.table(), memory.wire)
+    run.gate.close()
+    with pytest.raises(RunClosed):
+        run.contribute((0,), np.zeros(2, "i8"))
+    assert memory.untouched(set())
+    assert run.gate.quiet
+
+
+def test_a_run_is_not_quiet_before_the_flush_is_over() -> None:
+    memory = Memory(part_of(HALVES), np.array([3]))
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow(MemoryWire):
+        def flush(self) -> None:
+            entered.set()
+            assert go_on.wait(30)
+
+    run = RankRun(memory.table(), lambda table, seat: Slow(memory.bytes[seat], seat))
+    thread = threading.Thread(target=run.contribute, args=((1,), np.array([5, 6])))
+    thread.start()
+    assert entered.wait(30)
+    run.gate.close()
+    assert not run.gate.quiet
+    assert not run.tally.sent
+    go_on.set()
+    thread.join()
+    assert run.gate.quiet
+    assert memory.output(0)[2:].tolist() == [5, 6]
+    assert run.tally.sent == {3: 16}
+    assert run.tally.writing > 0
+
+
+def test_a_wire_that_fails_leaves_the_gate_and_counts_nothing() -> None:
+    class Broken(MemoryWire):
+        def flush(self) -> None:
+            raise OSError("the peer is gone")
+
+    memory = Memory(part_of(HALVES), np.array([3]))
+    run = RankRun(memory.table(), lambda table, seat: Broken(memory.bytes[seat], seat))
+    with pytest.raises(OSError, match="the peer is gone"):
+        run.contribute((0,), np.zeros(2, "i8"))
+    assert run.tally == Tally()
+    run.gate.close()
+    assert run.gate.quiet
+
+
+def test_a_wrong_chunk_never_enters_the_run() -> None:
+    memory = Memory(part_of(HALVES), np.array([3]))
+    run = RankRun(memory.table(), memory.wire)
+    with pytest.raises(ChunkMismatchError):
+        run.contribute((0,), np.zeros(3, "i8"))
+    assert not memory.wires
+    assert memory.untouched(set())
+
+
+def test_contributions_from_many_threads_are_all_counted() -> None:
+    overlap = Overlap(((3,) * 64,), ((48,) * 4,))
+    spec = part_of(overlap)
+    memory = Memory(spec, np.array([1, 2, 1, 2]))
+    run = RankRun(memory.table(), memory.wire)
+    array = numbered((192,))
+    todo = iter(list(spec.indices_in()))
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                index = next(todo, None)
+            if index is None:
+                return
+            run.contribute(index, in_part(spec, array, index))
+
+    threads = [threading.Thread(target=work) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert np.concatenate([memory.output(out) for out in range(4)]).tolist() == list(range(192))
+    assert run.tally.sent == {1: 96 * 8, 2: 96 * 8}
+    assert run.tally.pieces == 64
+
+
+# ---------------------------------------------------------------------------------------- outputs
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    with contextlib.closing(Arena(1 << 20, keep=0)) as opened:
+        yield opened
+
+
+THIRDS = Overlap(((2, 4),), ((2, 2, 2),))
+
+
+def outputs_in(arena: Arena, spec: PartSpec) -> Outputs:
+    sizes = [math.prod(spec.out_shape(out)) * 8 for out in range(spec.n_out)]
+    blocks = dict(enumerate(arena.allocate(sizes)))
+    for block in blocks.values():
+        block.array((block.nbytes,), "u1")[:] = CANARY
+    return Outputs(spec, blocks)
+
+
+def test_an_output_is_taken_once_and_aliases_nothing(arena: Arena) -> None:
+    outputs = outputs_in(arena, part_of(THIRDS))
+    first, second = outputs.take(0), outputs.take(1)
+    assert first is not None
+    assert second is not None
+    assert outputs.take(0) is None
+    assert outputs.take(3) is None  # another rank's
+    assert first.shape == (2,)
+    assert first.dtype == np.dtype("i8")
+    assert first.flags.writeable
+    assert first.flags.c_contiguous
+    assert block_of(first) is not block_of(second)
+    first[:] = -1
+    assert second.tobytes() == bytes([CANARY]) * 16
+
+
+def test_one_of_many_takes_wins(arena: Arena) -> None:
+    outputs = outputs_in(arena, part_of(THIRDS))
+    start = threading.Barrier(6)
+    taken: list[Any] = []
+
+    def take() -> None:
+        start.wait(30)
+        taken.append(outputs.take(1))
+
+    threads = [threading.Thread(target=take) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(array is not None for array in taken) == 1
+
+
+def test_what_is_dropped_returns_to_the_arena_and_what_was_taken_stays(arena: Arena) -> None:
+    outputs = outputs_in(arena, part_of(THIRDS))
+    kept = outputs.take(1)
+    outputs.drop(condemn=False)
+    assert outputs.take(0) is None
+    assert arena.in_use == 64
+    assert arena.condemned == 0
+    del kept
+    assert arena.in_use == 0
+
+
+def test_what_is_condemned_is_given_to_nobody(arena: Arena) -> None:
+    outputs = outputs_in(arena, part_of(THIRDS))
+    outputs.drop(condemn=True)
+    assert arena.condemned == 3 * 64
+    outputs.drop(condemn=True)
+    assert arena.condemned == 3 * 64
+
+
+@given(data=st.data(), overlap=overlaps(), limit=st.sampled_from([8, 64, 1 << 20]))
+@settings(deadline=None)
+def test_pieces_that_come_as_messages(data: st.DataObject, overlap: Overlap, limit: int) -> None:
+    spec = part_of(overlap)
+    seats = np.zeros(spec.n_out, np.int64)
+    array = numbered(overlap.shape)
+    with contextlib.closing(Arena(1 << 20, keep=0)) as arena:
+        outputs = outputs_in(arena, spec)
+        table = RunTable("id", 1, spec, seats, np.zeros(spec.n_out, np.int64), {})
+        run = RankRun(table, lambda table, seat: MessageWire(outputs.receive, limit))
+        for index in data.draw(st.permutations(list(spec.indices_in()))):
+            run.contribute(index, in_part(spec, array, index))
+        for out in range(spec.n_out):
+            taken = outputs.take(out)
+            assert taken is not None
+            assert np.array_equal(taken, out_part(spec, array, out))
+
+
+def test_a_message_after_the_end_of_the_run_is_refused(arena: Arena) -> None:
+    outputs = outputs_in(arena, part_of(THIRDS))
+    outputs.gate.close()
+    with pytest.raises(RunClosed):
+        outputs.receive([[0, 0, 2]], [bytes(16)])
+    taken = outputs.take(0)
+    assert taken is not None
+    assert taken.tobytes() == bytes([CANARY]) * 16
+
+
+# ----------------------------------------------------------------------------------------- chunks
+class Tagged(np.ndarray[Any, Any]):
+    """An array of another type, over plain memory."""
+
+
+GRID = Overlap(((2, 3), (4,)), ((5,), (4,)))
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        np.zeros((3, 4)),
+        np.zeros((3, 4), order="F"),
+        np.zeros((6, 4))[::-2],
+        np.zeros((3, 4)).view(Tagged),
+        np.broadcast_to(np.float64(1), (3, 4)),
+    ],
+    ids=["C", "F", "strided", "subclass", "broadcast"],
+)
+def test_chunks_as_declared(chunk: Any) -> None:
+    found = checked(chunk, part_of(GRID, dtype=np.dtype("f8")), (1, 0))
+    assert type(found) is np.ndarray
+    assert np.shares_memory(found, chunk)
+
+
+def test_a_scalar_is_a_chunk_of_no_axes() -> None:
+    spec = part_of(Overlap((), ()), dtype=np.dtype("f8"))
+    assert checked(np.float64(7), spec, ()).shape == ()
+    assert checked(np.array(7.0), spec, ()) == 7
+
+
+@pytest.mark.parametrize(
+    ("chunk", "real"),
+    [
+        (np.zeros((2, 4)), r"ndarray of shape \(2, 4\) and dtype float64"),
+        (np.zeros((3, 4, 1)), r"ndarray of shape \(3, 4, 1\)"),
+        (np.float64(0), r"float64 of shape \(\)"),
+        (np.zeros((3, 4), "f4"), "dtype float32"),
+        (np.zeros((3, 4), ">f8"), "dtype >f8"),
+        (np.zeros((3, 4), "i8"), "dtype int64"),
+        (np.ma.masked_array(np.zeros((3, 4))), r"MaskedArray of shape \(3, 4\)"),
+        ([[0.0] * 4] * 3, r"list of shape \? and dtype \?"),
+        (None, r"NoneType of shape \?"),
+    ],
+    ids=itertools.count(),
+)
+def test_other_chunks_are_refused_by_name(chunk: Any, real: str) -> None:
+    spec = part_of(GRID, first_in=(5, 6), dtype=np.dtype("f8"), name_input="sst-0a1b")
+    with pytest.raises(ChunkMismatchError, match=real) as caught:
+        checked(chunk, spec, (6, 6))
+    message = str(caught.value)
+    assert "chunk (6, 6) of 'sst-0a1b'" in message
+    assert "declares an ndarray of shape (3, 4) and dtype float64" in message
+
+
+def test_the_oracle_sees_a_piece_in_a_wrong_place() -> None:
+    memory = Memory(part_of(HALVES), np.array([3]))
+    run = RankRun(memory.table(), memory.wire)
+    run.contribute((1,), np.array([0, 1]))
+    run.contribute((0,), np.array([2, 3]))
+    assert not np.array_equal(memory.output(0), numbered((4,)))
+    memory.bytes[3][0] = 0
+    assert not memory.untouched({0})
