@@ -6,32 +6,25 @@ user can mend ends as one line and exit code 1.
 
 from __future__ import annotations
 
-import logging
 import platform
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
-from multiprocessing import resource_tracker
-from tempfile import TemporaryDirectory
 
 import click
 from dask.utils import format_bytes, parse_bytes
-from distributed import Client, LocalCluster
-from distributed.utils import LoopRunner
+from distributed import Client
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dask_redist import demo as show
-from dask_redist.connect import Ranks, connect
+from dask_redist.cluster import local_ranks, ranks_at
+from dask_redist.connect import Ranks
 from dask_redist.errors import RedistError
-
-#: seconds in which a scheduler, and then its ranks, must answer
-PATIENCE = 10.0
 
 IO = "pip install 'dask-redist[io]'"
 FILES = "reads and writes Zarr and NetCDF files"
@@ -49,76 +42,6 @@ OPTIONAL = (
     ("nvshmem4py", "nvshmem", GPU, ""),
     ("nccl4py", "nccl", GPU, ""),
 )
-
-
-@contextmanager
-def local_ranks(n: int) -> Iterator[tuple[Client, Ranks]]:
-    """Ranks on this machine: n processes of one thread, on 127.0.0.1 only, gone afterwards.
-
-    Dask's warnings, which are many about its shuffles, are not shown meanwhile.
-    """
-    # A terminal sends Ctrl-C to all processes: the ranks, which inherit this mask, leave it to us.
-    # The tracker would unblock the signal in the thread that starts it.
-    resource_tracker.ensure_running()
-    runner = LoopRunner()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    runner.start()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    try:
-        with (
-            TemporaryDirectory(prefix="dask-redist-") as folder,
-            LocalCluster(
-                n_workers=0,
-                threads_per_worker=1,
-                memory_limit=1.0 / n,
-                host="127.0.0.1",
-                dashboard_address=None,
-                scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # port 8787 may be taken
-                local_directory=folder,
-                silence_logs=logging.ERROR,
-                loop=runner.loop,
-            ) as cluster,
-            Client(cluster) as client,
-        ):
-            cluster.scale(n)  # not in the constructor, which cannot be interrupted tidily
-            yield client, connect(client, n)
-    finally:
-        runner.stop()
-
-
-@contextmanager
-def ranks_at(address: str | None, file: str | None) -> Iterator[tuple[Client, Ranks]]:
-    """The ranks of a cluster that runs already, and goes on running.
-
-    Raises
-    ------
-    RedistError
-        Nobody answers there, it has no workers, or they cannot become ranks.
-    """
-    where = address or f"the address in {file}"
-    try:
-        client = Client(address, scheduler_file=file, timeout=PATIENCE, set_as_default=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise RedistError(
-            f"no scheduler answers at {where} ({_one_line(error)}): is it running, and can this "
-            "machine reach it?"
-        ) from error
-    with client:
-        if not client.scheduler_info(n_workers=-1)["workers"]:
-            raise RedistError(f"the scheduler at {where} has no workers: start some")
-        try:
-            ranks = connect(client, timeout=PATIENCE)
-        except (OSError, ImportError) as error:
-            raise RedistError(
-                f"the workers of {where} become no ranks ({_one_line(error)}): dask_redist must "
-                "be installed on scheduler and workers too"
-            ) from error
-        yield client, ranks
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def version_of(module: str) -> str | None:
@@ -160,7 +83,7 @@ def shape_of(nbytes: int) -> show.Shape:
     Examples
     --------
     >>> shape_of(256 * 2**20), shape_of(10**6)
-    ((512, 256, 256), (79, 40, 40))
+    ((512, 256, 256), (78, 40, 40))
     """
     n = round((nbytes / 16) ** (1 / 3))
     return round(nbytes / 8 / n**2), n, n
@@ -252,8 +175,9 @@ def demo(ranks: int, size: str) -> None:
     if nbytes < 2**16:
         raise click.BadParameter(f"{size} is too little to share out: at least 64 KiB")
     bar = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with _one_line_errors(), Progress(*bar, console=Console(), transient=True) as progress:
+    with _one_line_errors():
         show.require_extras()
+    with _one_line_errors(), Progress(*bar, console=Console(), transient=True) as progress:
         task = progress.add_task("starting ranks", total=show.TICKS + 1)
         with local_ranks(ranks) as (client, found):
             if 6 * nbytes > (limit := sum(seat.memory_limit for seat in found.seats)):

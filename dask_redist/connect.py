@@ -137,7 +137,7 @@ def connect(
     --------
     >>> from distributed import Client
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
-    ...             dashboard_address=None) as client:
+    ...             dashboard_address=":0") as client:
     ...     connect(client)
     <Ranks: 2 on 1 host, wires: direct (2 pairs)>
     """

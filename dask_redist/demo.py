@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import dask
 import dask.array as da
 import numpy as np
-from distributed import Client, Worker, futures_of, wait
+from distributed import Client, futures_of, wait
 from numpy.typing import NDArray
 
 from dask_redist.connect import Ranks
@@ -167,8 +167,8 @@ def check_field(client: Client, y: da.Array, layout: Layout, ranks: int) -> int:
     wait(y)
     named = layout.owners(y.shape, ranks)
     there = owners(y, client=client)
-    for chunk in np.argwhere(there != named).tolist():
-        i = tuple(chunk)
+    if (there != named).any():
+        i = tuple(np.argwhere(there != named)[0].tolist())
         raise RedistError(f"chunk {i} is on rank {there[i]}; {layout!r} names rank {named[i]}")
     ones = tuple((1,) * n for n in y.numblocks)
     counts = da.map_blocks(_right, y, chunks=ones, dtype="i8", meta=np.empty((0, 0, 0), "i8"))
@@ -270,18 +270,15 @@ def _let_go(client: Client, y: da.Array) -> None:
     for future in futures_of(y):
         future.release()
     deadline = time.monotonic() + 30
-    while any(client.run(_holds, y.name).values()):
+    while any(client.run(_chunks, y.name).values()):
         if time.monotonic() > deadline:
             raise RunTimeoutError(f"ranks still hold {y.name}, 30 s after it was released")
         time.sleep(0.005)
 
 
-def _holds(name: str, dask_worker: Worker | None = None) -> bool:
-    return bool(_chunks(name, dask_worker))
-
-
-def _chunks(name: str, worker: Any) -> dict[tuple[int, ...], Any]:
-    return {k[1:]: k for k in worker.data if isinstance(k, tuple) and k[0] == name}
+def _chunks(name: str, dask_worker: Any = None) -> dict[tuple[int, ...], Any]:
+    """The keys of an array's chunks on a worker, by index."""
+    return {k[1:]: k for k in dask_worker.data if isinstance(k, tuple) and k[0] == name}
 
 
 def _copy(client: Client, x: da.Array, given: da.Array) -> float:
@@ -293,10 +290,9 @@ def _copy(client: Client, x: da.Array, given: da.Array) -> float:
     return float(max(ends) - min(starts))
 
 
-def _copy_here(name: str, into: str, dask_worker: Worker | None = None) -> tuple[int, float, float]:
-    worker: Any = dask_worker
-    mine, theirs = _chunks(name, worker), _chunks(into, worker)
-    pairs = [(worker.data[theirs[i]], worker.data[mine[i]]) for i in mine.keys() & theirs.keys()]
+def _copy_here(name: str, into: str, dask_worker: Any = None) -> tuple[int, float, float]:
+    data, mine, theirs = dask_worker.data, _chunks(name, dask_worker), _chunks(into, dask_worker)
+    pairs = [(data[theirs[i]], data[mine[i]]) for i in mine.keys() & theirs.keys()]
     start = time.monotonic()
     for to, what in pairs:
         np.copyto(to, what)

@@ -43,7 +43,7 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
     >>> import dask.array as da, dask_redist as dr
     >>> from distributed import Client, wait
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
-    ...             dashboard_address=None) as client:
+    ...             dashboard_address=":0") as client:
     ...     y = dr.redistribute(da.ones((4, 6), chunks=2), dr.Slab.Y)
     ...     z = y.persist()
     ...     done = wait(z)
@@ -84,7 +84,7 @@ def lshape_map(x: da.Array, *, client: Client | None = None) -> NDArray[np.int64
     >>> import dask.array as da, dask_redist as dr
     >>> from distributed import Client, wait
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
-    ...             dashboard_address=None) as client:
+    ...             dashboard_address=":0") as client:
     ...     dr.lshape_map(dr.redistribute(da.ones((4, 7), chunks=2), dr.Slab.Y))
     array([[4, 4],
            [4, 3]])
@@ -115,14 +115,14 @@ def owners(x: da.Array, *, client: Client | None = None) -> NDArray[np.int64]:
     Returns
     -------
     ndarray of int64, ``x.numblocks``
-        -1 where a chunk is not in memory; the lowest rank where several have it.
+        -1 where a chunk is not in memory; the rank that computed it where several have a copy.
 
     Examples
     --------
     >>> import dask.array as da, dask_redist as dr
     >>> from distributed import Client, wait
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
-    ...             dashboard_address=None) as client:
+    ...             dashboard_address=":0") as client:
     ...     y = dr.redistribute(da.ones((4, 6), chunks=2), dr.Slab.Y)
     ...     z = y.persist()
     ...     done = wait(z)
@@ -157,14 +157,12 @@ def _made_by(x: da.Array) -> RedistributeLayer | str | None:
 
 def _placed(name: str, x: da.Array, client: Client) -> NDArray[np.int64]:
     """The rank that has each chunk of the array called ``name``, whose chunks are those of x."""
-    ranks = ranks_of(client)
-    number = {address: rank for rank, address in enumerate(ranks.addresses)}
-    keys: list[Any] = [(name, *index) for index in np.ndindex(*x.numblocks)]
+    ranks_of(client)
     if client.asynchronous:
         raise LayoutError(
             "where persisted chunks are cannot be asked of an asynchronous client; "
             "await client.who_has(x)"
         )
-    has = client.sync(ask, client, "who_has", keys=keys)
-    first = [min((number[a] for a in has.get(k, ()) if a in number), default=-1) for k in keys]
-    return np.array(first, np.int64).reshape(x.numblocks)
+    keys: list[Any] = [(name, *index) for index in np.ndindex(*x.numblocks)]
+    found = client.sync(ask, client, "redist_owners", keys=keys)
+    return np.array(found, np.int64).reshape(x.numblocks)

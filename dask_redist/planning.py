@@ -186,7 +186,7 @@ def plan(x: da.Array, layout: Any, *, client: Client | None = None) -> Plan:
     >>> import dask.array as da, dask_redist as dr
     >>> from distributed import Client
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
-    ...             dashboard_address=None) as client:
+    ...             dashboard_address=":0") as client:
     ...     plan = dr.plan(da.ones((4, 6), chunks=(2, 6)), dr.Slab.Y)
     ...     print(plan.bytes_moved, plan.n_tasks)
     96 5
@@ -236,7 +236,7 @@ def runs(*, client: Client | None = None) -> list[RunReport]:
     >>> import dask.array as da, dask_redist as dr
     >>> from distributed import Client
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
-    ...             dashboard_address=None) as client:
+    ...             dashboard_address=":0") as client:
     ...     y = dr.redistribute(da.ones((4, 6), chunks=(2, 6)), dr.Slab.Y).compute()
     ...     report = dr.runs()[-1]
     ...     report.n_in, report.n_out

@@ -218,6 +218,8 @@ class Rank(WorkerPlugin):
         try:
             return future.result(2 * self.timeout)
         except TimeoutError:
+            if future.done():  # the answer itself was an error of this kind
+                raise
             future.cancel()
             raise RunTimeoutError(
                 f"rank on {self.worker.address}: no answer after {2 * self.timeout:g} s from "

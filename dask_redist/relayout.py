@@ -155,7 +155,7 @@ def redistribute(
     >>> import dask.array as da, dask_redist as dr
     >>> from distributed import Client, wait
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
-    ...             dashboard_address=None) as client:
+    ...             dashboard_address=":0") as client:
     ...     ranks = dr.connect(client)
     ...     x = da.arange(12, chunks=6).reshape(2, 6).persist()
     ...     y = dr.redistribute(x, dr.Slab.Y).persist()
@@ -203,7 +203,7 @@ def resplit(x: da.Array, axis: int, **kwargs: Any) -> da.Array:
     >>> import dask.array as da, dask_redist as dr
     >>> from distributed import Client
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
-    ...             dashboard_address=None) as client:
+    ...             dashboard_address=":0") as client:
     ...     dr.resplit(da.ones((4, 6), chunks=2), 1).chunks
     ((4,), (3, 3))
     """

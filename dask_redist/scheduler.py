@@ -72,11 +72,13 @@ class SchedulerShell(SchedulerPlugin):
         self._wires: tuple[tuple[int, ...], dict[int, dict[int, str]]] = (), {}
         #: contributions and takes that may run in one place only: key -> addresses
         self._pins: dict[Any, set[str]] = {}
+        #: who computed a chunk; others may get copies of it
+        self._makers: dict[Any, str] = {}
         scheduler.handlers.update(
             {
                 "redist_hello": self._hello,
                 "redist_connect": self._connect,
-                "redist_ranks": self._table,
+                "redist_owners": self._owners,
                 "redist_join": self._join,
                 "redist_fence": self._fence,
                 "redist_missing": self._missing,
@@ -128,6 +130,17 @@ class SchedulerShell(SchedulerPlugin):
 
     def _table(self) -> list[Any]:
         return [tuple(seat) for seat in self.ranks.table()]
+
+    def _owners(self, keys: Iterable[Any]) -> list[int]:
+        """The rank of each chunk, -1 where it is not in memory."""
+        ranks = {seat.address: rank for rank, seat in enumerate(self.ranks.table())}
+        return [ranks.get(self._owner(self.scheduler.tasks.get(key)), -1) for key in keys]
+
+    def _owner(self, ts: Any) -> str:
+        """The address that owns a chunk: whoever computed it, not those who got a copy."""
+        holders = sorted(ws.address for ws in (ts.who_has or ())) if ts is not None else []
+        maker = self._makers.get(ts.key) if holders else None
+        return maker if maker in holders else (holders or [""])[0]
 
     async def _memory(self) -> dict[str, dict[str, int]]:
         """Arena bytes of each rank, by address."""
@@ -201,6 +214,11 @@ class SchedulerShell(SchedulerPlugin):
         self, key: Any, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
         """Dask's hook: the end of a fence is the end of its run."""
+        if finish == "memory":
+            if start == "processing" and isinstance(key, tuple):
+                self._makers[key] = kwargs["worker"]
+            return
+        self._makers.pop(key, None)
         if finish in ("released", "erred", "forgotten") and key in self._specs:
             self._do(self.conductor.gone(key))
             if finish == "forgotten":
@@ -241,6 +259,7 @@ class SchedulerShell(SchedulerPlugin):
             self._do(self.conductor.gone(id))
         self._specs.clear()
         self._pins.clear()
+        self._makers.clear()
 
     def update_graph(self, scheduler: Scheduler, *, tasks: Collection[Any], **kwargs: Any) -> None:
         """Dask's hook: contributions run where their chunk is; later takes go to their owner."""
@@ -255,7 +274,7 @@ class SchedulerShell(SchedulerPlugin):
                     (chunk,) = contribution.dependencies
                     name = chunk.key[0] if isinstance(chunk.key, tuple) else None
                     if name == ts.run_spec.spec.name_input and chunk.who_has:
-                        self._restrict(contribution.key, {ws.address for ws in chunk.who_has})
+                        self._restrict(contribution.key, {self._owner(chunk)})
 
     def _restrict(self, key: Any, addresses: set[str]) -> None:
         """Have a task run at these addresses only; none: anywhere."""
@@ -303,9 +322,7 @@ class SchedulerShell(SchedulerPlugin):
         for contribution in fence.dependencies:
             for chunk in contribution.dependencies:
                 if isinstance(chunk.key, tuple) and chunk.key[0] == spec.name_input:
-                    here = [ranks[w.address] for w in chunk.who_has or () if w.address in ranks]
-                    if here:
-                        held[spec.local_in(chunk.key[1:])] = min(here)
+                    held[spec.local_in(chunk.key[1:])] = ranks.get(self._owner(chunk), -1)
         return held
 
     def _run_table(self, number: int) -> bytes:

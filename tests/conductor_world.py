@@ -100,6 +100,8 @@ class World:
     answers: dict[Hashable, int | str | Exception] = field(default_factory=dict)
     ids: dict[int, str] = field(default_factory=dict)
     published: dict[int, str] = field(default_factory=dict)
+    #: fences that Dask holds the result of: the run that takes will ask for
+    receipts: dict[str, int] = field(default_factory=dict)
     #: runs that nobody may join any more
     over: set[int] = field(default_factory=set)
     #: runs of which a seat was reported as not closed
@@ -132,6 +134,7 @@ class World:
     def fence(self, id: str, numbers: set[int]) -> Hashable:
         request = f"fence {next(self.count)}"
         self.fences[request] = id, numbers
+        self.receipts.pop(id, None)
         self.do(self.conductor.fence(id, numbers, request))
         return request
 
@@ -159,6 +162,7 @@ class World:
         self.may_write = {(s, n) for s, n in self.may_write if s != seat}
 
     def gone(self, id: str) -> None:
+        self.receipts.pop(id, None)
         self.do(self.conductor.gone(id))
         assert id not in self.conductor.runs
 
@@ -174,7 +178,7 @@ class World:
             elif isinstance(action, Recompute):
                 self.recomputed.append(str(action.id))
                 assert action.id not in self.conductor.runs, "a run goes on while it is made again"
-                self.do(self.conductor.gone(action.id))  # Dask releases the fence
+                self.gone(str(action.id))  # Dask releases the fence
             else:
                 if not isinstance(action, Allocate):
                     self.over.add(action.number)
@@ -201,6 +205,7 @@ class World:
             assert numbers == {value}, "published without all contributions"
             assert value not in self.published, f"run {value} is published twice"
             self.published[value] = id
+            self.receipts[id] = value
             self.over.add(value)
             writing = {s for s, n in self.may_write if n == value}
             assert not writing, f"run {value} is published while {writing} may write"
@@ -279,7 +284,7 @@ class World:
     def _closed(self, number: int, seat: int, how: int) -> None:
         if seat in self.present or how == 0:
             return self.do(self.conductor.closed(number, seat))
-        if how == 1:  # the timeout ran out when the seat had left: the proof has to decide
+        if how != 2:  # the timeout ran out when the seat had left: the proof has to decide
             self.do(self.conductor.not_closed(number, seat, RunTimeoutError("left")))
 
     def _free(self, message: Free) -> None:
@@ -305,6 +310,9 @@ class World:
                     has = self.memory.get(block, "nobody")
                     assert has in (number, CONDEMNED), f"seat {seat} can write {block} of {has}"
         runs, by_number = self.conductor.runs, self.conductor.by_number
+        for id, number in self.receipts.items():
+            now = runs[id].number if id in runs else None
+            assert now == number, f"run {number} is over, but its fence does not come again"
         assert {r.number for r in runs.values()} == {
             n for n, r in by_number.items() if r.state is not State.ENDING
         }

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from memory_tools import CANARY, SMALL, pages_there
 
-from dask_redist import arena as arena_module
 from dask_redist.arena import Arena, block_of
+from dask_redist.syscalls import give_back
 
 
 @pytest.fixture
@@ -133,13 +133,12 @@ def test_a_block_that_dies_while_its_thread_holds_the_lock(arena: Arena) -> None
 def test_a_block_that_dies_while_others_are_sorted_in(monkeypatch: pytest.MonkeyPatch) -> None:
     arena = Arena(1 << 24, keep=0)
     blocks = arena.allocate([100_000, 200_000])
-    real = arena_module.give_back
 
     def collecting(address: int, length: int) -> bool:
         blocks.clear()  # after the queue was read, before the lock is released
-        return real(address, length)
+        return give_back(address, length)
 
-    monkeypatch.setattr(arena_module, "give_back", collecting)
+    monkeypatch.setattr("dask_redist.arena.give_back", collecting)
     del blocks[0]
     assert not blocks
     assert arena._in_use == 0  # without a further call that would look

@@ -1,27 +1,12 @@
-"""The conductor's rules, one by one, and all of them in a world where anything may happen."""
+"""The conductor's rules, one by one; `test_conductor_world.py` has all of them at once."""
 
 import pickle
-from typing import Any
 
 import pytest
-from conductor_world import (
-    CONDEMNED,
-    USER,
-    Allocated,
-    Closed,
-    Late,
-    Quiet,
-    Table,
-    World,
-)
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dask_redist.conductor import (
     AGAIN,
     MAX_RESTARTS,
-    Action,
     Allocate,
     Answer,
     Close,
@@ -33,12 +18,9 @@ from dask_redist.conductor import (
 )
 from dask_redist.errors import AdmissionError, RankLostError, RunTimeoutError
 
-IDS = ("a", "b")
-KINDS = (Allocate, Late, Allocated, Table, Close, Quiet, Closed, Prove, Free)
 LATE = RunTimeoutError("rank 1 still writes")
 
 
-# ------------------------------------------------------------------------------- the rules, told
 def opened(owners: dict[int, int], writers: tuple[int, ...] = ()) -> Conductor:
     """Run 1 of "a", allocated, with these writers."""
     conductor = Conductor()
@@ -324,6 +306,7 @@ def test_gone_while_allocating() -> None:
     conductor.join("a", 1, "join")
     assert conductor.gone("a") == [Answer("join", AGAIN)]
     assert conductor.gone("a") == []
+    assert not conductor.by_number[1].joins
     assert conductor.allocated(1, 1, {0: 0}) == [Free(1, 1, condemn=False)]
 
 
@@ -388,170 +371,3 @@ def test_takes_that_miss_in_each_new_run_give_up_in_the_end() -> None:
     (answer,) = conductor.fence("a", {number}, "last")
     assert isinstance(answer, Answer)
     assert isinstance(answer.value, RankLostError)
-
-
-# --------------------------------------------------------------------------- anything may happen
-def is_open(machine: Any) -> bool:
-    return any(run.state is State.OPEN for run in machine.world.conductor.runs.values())
-
-
-def is_published(machine: Any) -> bool:
-    return bool(machine.world.published)
-
-
-class Anything(RuleBasedStateMachine):
-    """Seats, runs, losses and messages in any order; the world checks itself after each event."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.world = World()
-        for _ in range(2):
-            self.world.arrive()
-
-    @precondition(lambda self: len(self.world.present) < 4)
-    @rule()
-    def arrive(self) -> None:
-        self.world.arrive()
-
-    @rule(
-        id=st.sampled_from(IDS),
-        seat=st.integers(0, 3),
-        owners=st.lists(st.integers(0, 3), max_size=3),
-    )
-    def join(self, id: str, seat: int, owners: list[int]) -> None:
-        seats = sorted(self.world.present)
-        at = {out: seats[o % len(seats)] for out, o in enumerate(owners)}
-        self.world.join(id, seats[seat % len(seats)], at)
-
-    @rule(id=st.sampled_from(IDS), owners=st.lists(st.integers(0, 3), max_size=3))
-    def all_join(self, id: str, owners: list[int]) -> None:
-        """As most runs begin: without this few would get as far as their fence."""
-        for seat in range(len(self.world.present)):
-            self.join(id, seat, owners)
-        self.deliver_what_is_there()
-
-    @precondition(is_open)
-    @rule(index=st.integers(0, 1), rush=st.booleans())
-    def right_fence(self, index: int, rush: bool) -> None:
-        runs = [r for r in self.world.conductor.runs.values() if r.state is State.OPEN]
-        run = runs[index % len(runs)]
-        self.world.fence(str(run.id), {run.number})
-        while rush and self.world.flying:
-            self.deliver_what_is_there()
-
-    @rule(id=st.sampled_from(IDS), stale=st.sampled_from([None, None, None, 0, 1, 2]))
-    def fence(self, id: str, stale: int | None) -> None:
-        """All contributions went to the present run, or some to an older one."""
-        run = self.world.conductor.runs.get(id)
-        numbers = {run.number} if run else set()
-        if stale is not None or not numbers:
-            numbers.add(max(1, max(self.world.ids, default=1) - (stale or 0)))
-        self.world.fence(id, numbers)
-
-    @precondition(lambda self: self.world.flying)
-    @rule(
-        kind=st.sampled_from(KINDS), index=st.integers(0, 5), how=st.sampled_from([0, 0, 1, 2, 3])
-    )
-    def deliver(self, kind: type, index: int, how: int) -> None:
-        """One message, of this kind if there is one."""
-        flying = self.world.flying
-        chosen = [i for i, message in enumerate(flying) if isinstance(message, kind)]
-        chosen = chosen or list(range(len(flying)))
-        self.world.deliver(chosen[index % len(chosen)], how)
-
-    @rule()
-    def deliver_what_is_there(self) -> None:
-        """As most messages do, in the order in which they were sent."""
-        for _ in range(len(self.world.flying)):
-            self.world.deliver(0)
-            self.world.check()
-
-    @precondition(lambda self: len(self.world.present) > 1)
-    @rule(seat=st.integers(0, 3), dead=st.booleans())
-    def leave(self, seat: int, dead: bool) -> None:
-        seats = sorted(self.world.present)
-        self.world.leave(seats[seat % len(seats)], dead=dead)
-
-    @precondition(is_published)
-    @rule(back=st.integers(0, 2), out=st.integers(0, 2))
-    def take(self, back: int, out: int) -> None:
-        receipts = sorted(self.world.published)
-        self.world.take(receipts[-1 - back % len(receipts)], out)
-
-    @precondition(lambda self: USER in self.world.memory.values())
-    @rule(index=st.integers(0, 5))
-    def drop(self, index: int) -> None:
-        held = sorted(b for b, has in self.world.memory.items() if has == USER)
-        self.world.drop(held[index % len(held)])
-
-    @rule(id=st.sampled_from(IDS), forget=st.booleans())
-    def gone(self, id: str, forget: bool) -> None:
-        self.world.forget(id) if forget else self.world.gone(id)
-
-    @invariant()
-    def safe_and_alive(self) -> None:
-        self.world.check()
-
-    def teardown(self) -> None:
-        self.world.finish()
-
-
-TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
-
-
-# ------------------------------------------------------------ the world can see what is wrong
-def test_the_world_sees_a_run_to_its_end() -> None:
-    world = World()
-    one, two, three = (world.arrive() for _ in range(3))
-    world.join("a", one, {0: one, 1: two})
-    world.join("a", three, {})
-    while world.flying:
-        world.deliver(0)
-    assert world.may_write == {(one, 1), (three, 1)}
-    fence = world.fence("a", {1})
-    while world.flying:
-        world.deliver(0)
-    assert world.answers[fence] == 1
-    world.take(1, 0)
-    assert world.memory == {(one, 0): USER, (two, 0): 1}
-    world.finish()
-    assert world.memory == {(one, 0): USER}
-
-
-def test_the_world_condemns_what_a_writer_may_still_write() -> None:
-    world = World()
-    one, two = world.arrive(), world.arrive()
-    world.join("a", two, {0: one})
-    while world.flying:
-        world.deliver(0)
-    world.leave(two, dead=False)
-    world.gone("a")
-    world.finish()
-    assert world.memory == {(one, 0): CONDEMNED}
-    world.check()
-
-
-def test_the_world_refuses_a_publication_before_the_close() -> None:
-    world = World()
-    one = world.arrive()
-    world.join("a", one, {0: one})
-    while world.flying:
-        world.deliver(0)
-    world.conductor.runs["a"].writers.clear()  # as if the join had not been noted
-    with pytest.raises(AssertionError, match="published while"):
-        world.fence("a", {1})
-
-
-def test_the_world_refuses_memory_that_is_freed_under_a_writer() -> None:
-    world = World()
-    one = world.arrive()
-    world.join("a", one, {0: one})
-    while world.flying:
-        world.deliver(0)
-    world.conductor.runs["a"].writers.clear()
-    actions: list[Action] = world.conductor.gone("a")
-    world.do(actions)
-    world.deliver(0)
-    with pytest.raises(AssertionError, match=r"can write \(1, 0\) of nobody"):
-        world.check()

@@ -29,7 +29,7 @@ VALUES = np.arange(np.prod(SHAPE)).reshape(SHAPE)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(
-        n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+        n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
     ) as cluster:
         yield cluster
 
@@ -169,7 +169,7 @@ def test_nothing_is_left_on_the_machine() -> None:
     before = set(me.children(recursive=True))
     threads = set(threading.enumerate())
     cluster = LocalCluster(
-        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
     )
     client = Client(cluster)
     dr.connect(client)
@@ -192,7 +192,7 @@ def test_in_process_ranks_leave_no_thread_and_no_descriptor() -> None:
                 found.append(os.readlink(f"/proc/self/fd/{fd}"))
         return [name for name in found if "dask_redist" in name]
 
-    with Client(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as c:
+    with Client(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as c:
         dr.connect(c)
         result = dr.redistribute(da.from_array(VALUES, chunks=3), dr.Slab.Y).persist()
         wait(result)

@@ -25,7 +25,7 @@ def cluster(memory_limit: int, n_workers: int = 2) -> Iterator[Client]:
             n_workers=n_workers,
             threads_per_worker=1,
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address=":0",
             memory_limit=memory_limit,
         ) as local,
         Client(local) as client,

@@ -55,6 +55,15 @@ def test_what_a_write_touches(drawn: tuple[np.ndarray, int]) -> None:
     assert found == sorted(true)
 
 
+@pytest.mark.parametrize("gap", [-1, 0, 1, GRANULE, 2 * GRANULE])
+@pytest.mark.parametrize("before", [0, 5, GRANULE - 5])
+def test_rows_about_a_granule_apart(gap: int, before: int) -> None:
+    memory = np.empty(30 * GRANULE, "u1")
+    rows = np.lib.stride_tricks.as_strided(memory[before:], (7, 10), (10 + GRANULE + gap, 1))
+    origin = memory.ctypes.data
+    assert list(touched(rows, origin)) == sorted(truly_touched(rows, origin))
+
+
 @given(
     shape=st.lists(st.integers(0, 7), max_size=4),
     most=st.integers(1, 60),

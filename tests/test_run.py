@@ -154,8 +154,8 @@ def in_part(spec: PartSpec, array: NDArray[Any], index: tuple[int, ...]) -> NDAr
     """The input chunk ``index`` of the part, which is ``array``."""
     edges = [np.cumsum([0, *sizes]) for sizes in spec.chunks_in]
     local = [i - f for i, f in zip(index, spec.first_in, strict=True)]
-    # The dots keep a chunk of no axes an array of its dtype.
-    return array[(*(slice(e[i], e[i + 1]) for e, i in zip(edges, local, strict=True)), ...)]
+    slices = tuple(slice(e[i], e[i + 1]) for e, i in zip(edges, local, strict=True))
+    return np.asarray(array[slices], array.dtype)  # a chunk of no axes would be a native scalar
 
 
 def out_part(spec: PartSpec, array: NDArray[Any], out: int) -> NDArray[Any]:

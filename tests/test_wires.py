@@ -22,8 +22,9 @@ Message = tuple[list[list[int]], list[np.ndarray]]
 class Outbox:
     """Gathers messages, and holds each to its limit."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, item: int = 1) -> None:
         self.limit = limit
+        self.item = item
         self.messages: list[Message] = []
 
     def __call__(self, headers: list[list[int]], buffers: list[np.ndarray]) -> None:
@@ -31,7 +32,7 @@ class Outbox:
         assert all(type(n) is int for header in headers for n in header)
         assert all(b.dtype == "u1" and b.ndim == 1 and b.flags.c_contiguous for b in buffers)
         sizes = [b.nbytes for b in buffers]
-        assert sum(sizes) <= self.limit or len(sizes) == 1
+        assert sum(sizes) <= self.limit or sizes == [self.item]  # one element is not cut
         self.messages.append((headers, buffers))
 
 
@@ -69,7 +70,7 @@ def test_both_wires_agree_with_numpy(
     arena = Arena(1 << 20, keep=0)
     (block,) = arena.allocate([size])
     place = Place(3, block.offset, shape, dtype.str)
-    outbox = Outbox(limit)
+    outbox = Outbox(limit, dtype.itemsize)
     received = np.full(shape, 1, "u1").astype(f"V{dtype.itemsize}").view(dtype)
     wires: list[Wire] = [MemoryWire(LocalPeer(arena)), MessageWire(outbox, limit)]
     for wire in wires:
@@ -136,6 +137,32 @@ def test_many_threads_pack_into_one_wire() -> None:
         unpack(headers, buffers, lambda row: out[row])
     assert (out == np.arange(1800).reshape(6, 300)).all()
     assert wire.sent == 1800 * 8
+
+
+def test_a_header_and_its_buffer_stay_together() -> None:
+    """A second thread packs just when the first has queued its header, and not yet its buffer."""
+    outbox = Outbox(100)
+    wire = MessageWire(outbox, limit=100)
+
+    def write(number: int) -> None:
+        wire.write(Place(number, 0, (1,), "<i8"), (slice(0, 1),), np.array([number]))
+
+    second = threading.Thread(target=write, args=(1,))
+
+    class Interrupted(list[list[int]]):
+        def append(self, header: list[int]) -> None:
+            super().append(header)
+            if header[0] == 0:
+                second.start()
+                second.join(timeout=0.2)  # it cannot end while it is kept out
+
+    wire._headers = Interrupted()
+    write(0)
+    second.join()
+    wire.flush()
+    out = np.full((2, 1), -1)
+    unpack(*outbox.messages[0], lambda number: out[number])
+    assert out.ravel().tolist() == [0, 1]
 
 
 def test_a_failed_send_reaches_the_writer() -> None:
