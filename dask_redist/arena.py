@@ -25,16 +25,21 @@ from contextlib import contextmanager
 import numpy as np
 
 from dask_redist.admission import admit, enough
-from dask_redist.block import Block, block_of
+from dask_redist.block import Block, block_of, room_for
 from dask_redist.errors import AdmissionError
 from dask_redist.freelist import FreeList, Range
-from dask_redist.segment import NONCE, ArenaCard, Bytes, close_segment, map_file, open_segment
+from dask_redist.segment import (
+    CREDITS,
+    NONCE,
+    ArenaCard,
+    Bytes,
+    close_segment,
+    map_file,
+    open_segment,
+)
 from dask_redist.syscalls import PAGE, give_back, round_up
 
 __all__ = ["Arena", "ArenaCard", "Block", "arena_here", "block_of"]
-
-_SMALL = 32 * 1024  # blocks below this share pages
-_GRAIN = 64  # bytes: a cache line, and more than any dtype's alignment
 
 
 _here: "weakref.WeakValueDictionary[str, Arena]" = weakref.WeakValueDictionary()
@@ -43,10 +48,6 @@ _here: "weakref.WeakValueDictionary[str, Arena]" = weakref.WeakValueDictionary()
 def arena_here(card: ArenaCard) -> "Arena | None":
     """The open arena of this very process that a card names, or None."""
     return _here.get(card.nonce) if card.pid == os.getpid() else None
-
-
-def _reserved(nbytes: int) -> int:
-    return round_up(nbytes, _GRAIN if nbytes < _SMALL else PAGE)
 
 
 class Arena:
@@ -72,8 +73,6 @@ class Arena:
     >>> x = block.array((2, 3), "f8")
     >>> block_of(x[1:]) is block
     True
-    >>> arena.in_use
-    64
     >>> del block, x
     >>> arena.in_use
     0
@@ -138,6 +137,11 @@ class Arena:
         with self._locked():
             return self._condemned
 
+    @property
+    def received(self) -> int:
+        """Bytes that peers say they have written into this arena, ever."""
+        return int(self.memory[CREDITS].view(np.int64).sum())
+
     def allocate(self, sizes: Sequence[int]) -> list[Block]:
         """Blocks of these sizes in bytes: all of them, or none.
 
@@ -200,7 +204,7 @@ class Arena:
 
     def take_back(self, block: Block) -> None:
         """Take a block back; called by destructors, so it never waits."""
-        length = _reserved(block.nbytes)
+        length, _ = room_for(block.nbytes)
         if length and os.getpid() == self._pid:  # a forked child must not free its parent's blocks
             # With its mapping, so that the address is mapped until the range has been dealt with.
             self._returned.append(
@@ -229,7 +233,7 @@ class Arena:
                 self._condemned += length
                 first, last = round_up(offset, PAGE), (offset + length) & -PAGE
                 if first < last:
-                    give_back(self._address + first, last - first)
+                    self._punch(first, last - first)
                 continue
             self._warm.add(offset, length)
             if cool and (pages := self._warm.take_pages(offset, length)):
@@ -237,15 +241,18 @@ class Arena:
         self._shrink(keep)
 
     def _shrink(self, keep: int) -> None:
-        while (excess := self._warm.whole - keep) > 0:
-            pages = self._warm.take_smallest_pages(excess)
-            if pages is None:
-                break
+        excess = self._warm.whole - keep
+        while excess > 0 and (pages := self._warm.take_smallest_pages(excess)):
             self._chill(*pages)
+            excess = self._warm.whole - keep
 
     def _chill(self, offset: int, length: int) -> None:
-        give_back(self._address + offset, length)
+        self._punch(offset, length)
         self._cold.add(offset, length)
+
+    def _punch(self, offset: int, length: int) -> None:
+        if os.getpid() == self._pid:  # what a forked child holds to be free may be in use by now
+            give_back(self._address + offset, length)
 
     def _reserve(self, sizes: Sequence[int]) -> tuple[list[Range], list[Range], list[Range]]:
         """Ranges for blocks, fresh pages to be populated for them, and what they leave of those."""
@@ -253,8 +260,7 @@ class Arena:
         fresh: list[Range] = []
         spare = FreeList()
         for nbytes in sizes:
-            length = _reserved(nbytes)
-            align = _GRAIN if nbytes < _SMALL else PAGE
+            length, align = room_for(nbytes)
             if not length:
                 taken.append((PAGE, 0))
                 continue

@@ -12,8 +12,24 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dask_redist.segment import Bytes, view_bytes
+from dask_redist.syscalls import PAGE, round_up
 
-__all__ = ["Block", "Owner", "block_of"]
+__all__ = ["Block", "Owner", "block_of", "room_for"]
+
+_SMALL = 32 * 1024  # blocks below this share pages
+_GRAIN = 64  # bytes: a cache line, and more than any dtype's alignment
+
+
+def room_for(nbytes: int) -> tuple[int, int]:
+    """What a block of so many bytes takes in an arena, and what its offset is a multiple of.
+
+    Examples
+    --------
+    >>> room_for(65), room_for(40_000)      # with pages of 4 KiB
+    ((128, 64), (40960, 4096))
+    """
+    align = _GRAIN if nbytes < _SMALL else PAGE
+    return round_up(nbytes, align), align
 
 
 class Owner(Protocol):

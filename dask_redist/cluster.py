@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from tempfile import TemporaryDirectory
 
-import dask
 from distributed import Client, LocalCluster
+from distributed.utils import LoopRunner
 
 from dask_redist.connect import Ranks, connect
 from dask_redist.errors import RedistError
@@ -25,14 +25,15 @@ def local_ranks(n: int) -> Iterator[tuple[Client, Ranks]]:
 
     Dask's warnings, which are many about its shuffles, are not shown meanwhile.
     """
-    # A terminal sends Ctrl-C to all processes. The ranks inherit this mask from the cluster's
+    # A terminal sends Ctrl-C to all processes. The ranks inherit this mask from the loop's
     # thread and leave it to us, and we heed it once there is a cluster that can be closed.
     resource_tracker.ensure_running()  # it would unblock the signal in the thread that starts it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    runner = LoopRunner()
+    runner.start()
     try:
         with (
             TemporaryDirectory(prefix="dask-redist-") as folder,
-            dask.config.set({"temporary-directory": folder}),
             LocalCluster(
                 n_workers=0,
                 threads_per_worker=1,
@@ -40,7 +41,9 @@ def local_ranks(n: int) -> Iterator[tuple[Client, Ranks]]:
                 host="127.0.0.1",
                 dashboard_address=None,
                 scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # port 8787 may be taken
+                local_directory=folder,
                 silence_logs=logging.ERROR,
+                loop=runner.loop,
             ) as cluster,
         ):
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -49,6 +52,7 @@ def local_ranks(n: int) -> Iterator[tuple[Client, Ranks]]:
                 yield client, connect(client, n)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        runner.stop()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dask_redist.arena import Arena, arena_here
 from dask_redist.pages import PageBudget
-from dask_redist.segment import NONCE, ArenaCard, Bytes, map_file, part, view_bytes
+from dask_redist.segment import CREDITS, NONCE, ArenaCard, Bytes, map_file, part, view_bytes
 from dask_redist.syscalls import PAGE
 
 __all__ = ["LocalPeer", "NotAttached", "PageBudget", "Peer", "SharedPeer", "attach"]
@@ -69,6 +69,7 @@ class Peer:
 
     def __init__(self, memory: Bytes) -> None:
         self._memory: Bytes | None = memory
+        self._crediting = threading.Lock()
 
     def view(self, offset: int, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """An array over a block of the peer; it keeps the memory mapped, also after `close`.
@@ -120,6 +121,14 @@ class Peer:
         piece = matching(piece, target.shape, target.dtype)
         if target.nbytes:
             self._copy(target, piece)
+
+    def credit(self, writer: int, nbytes: int) -> None:
+        """Tell the owner how much has been written; a writer has a number, and its own counter."""
+        memory = self._memory
+        if memory is not None:
+            counters = memory[CREDITS].view(np.int64)
+            with self._crediting:
+                counters[writer % len(counters)] += nbytes
 
     def _copy(self, target: NDArray[Any], piece: NDArray[Any]) -> None:
         np.copyto(target, piece)

@@ -71,6 +71,7 @@ class Rank(WorkerPlugin):
         #: seats that have left, and the messages under way to each seat
         self._gone: set[int] = set()
         self._sending: dict[int, set[asyncio.Future[Any]]] = {}
+        self._messages_received = 0
         self._lock = threading.Lock()
         limit = worker.memory_manager.memory_limit or psutil.virtual_memory().total
         self.memory_limit = int(limit)
@@ -346,6 +347,7 @@ class Rank(WorkerPlugin):
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self.threads, outputs.receive, headers, buffers)
+            self._messages_received += sum(memoryview(buffer).nbytes for buffer in buffers)
         except RunClosed as error:
             raise OSError(str(error)) from error
         return {}
@@ -365,9 +367,10 @@ class Rank(WorkerPlugin):
         return {seat: "dask comm" if peer is None else peer.wire for seat, peer in peers}
 
     async def _memory(self) -> dict[str, int]:
-        """Bytes in this rank's arena, and runs that are not over."""
+        """Bytes in this rank's arena, bytes that others wrote here, runs that are not over."""
         arena = self.arena
         return {
+            "received": arena.received + self._messages_received,
             "in_use": arena.in_use,
             "idle": arena.idle,
             "condemned": arena.condemned,
@@ -379,7 +382,7 @@ class Rank(WorkerPlugin):
         owner = table.owners[seat]
         peer = self._peer(owner)
         if peer is not None:
-            return MemoryWire(peer)
+            return MemoryWire(peer, writer=self.seat if seat != self.seat else None)
         send = partial(self._send, table.number, owner)
         return MessageWire(send, config.nbytes("message-bytes"), name="dask comm")
 

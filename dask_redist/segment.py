@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 NONCE = 16  # bytes at the start of the file
+CREDITS = slice(64, 4096)  # then, in its first page: what each writer has written, as int64
 
 Bytes = NDArray[np.uint8]
 

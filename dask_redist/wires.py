@@ -73,13 +73,17 @@ class MemoryWire:
     ----------
     peer : Peer
         The attached arena of the rank at the other end; it is closed by who attached it.
+    writer : int, optional
+        This rank's number at the peer, which is told at each flush how much it has got.
     """
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, writer: int | None = None) -> None:
         self.name = peer.wire
         self.sent = 0
         self.messages = 0
         self._peer = peer
+        self._writer = writer
+        self._credited = 0
         self._lock = threading.Lock()
 
     def write(self, place: Place, target_slices: tuple[slice, ...], piece: NDArray[Any]) -> None:
@@ -89,7 +93,11 @@ class MemoryWire:
             self.messages += 1
 
     def flush(self) -> None:
-        """Nothing: every write has arrived already."""
+        """Tell the peer what it has got; every write has arrived already."""
+        with self._lock:
+            news, self._credited = self.sent - self._credited, self.sent
+        if self._writer is not None:
+            self._peer.credit(self._writer, news)
 
 
 class MessageWire:

@@ -81,19 +81,31 @@ FORK = """
 import os, sys, warnings
 warnings.simplefilter("ignore")
 from dask_redist.arena import Arena
-arena = Arena(1 << 24, keep=0, directory=sys.argv[1])
+arena = Arena(1 << 24, keep=1 << 20, directory=sys.argv[1])
 (block,) = arena.allocate([100_000])
 array = block.array((100_000,), "u1")
 array[:] = 7
+(idle,) = arena.allocate([100_000])
+at = idle.offset
+del idle
+begin, go = os.pipe()
 pid = os.fork()
 if not pid:
+    os.read(begin, 1)
     del array, block
+    arena.trim()
     try:
         arena.allocate([1])
     except ValueError as error:
         sys.exit(9 if "forked child" in str(error) else 1)
+(again,) = arena.allocate([100_000])
+assert again.offset == at
+reused = again.array((100_000,), "u1")
+reused[:] = 7
+os.write(go, b"x")
 _, status = os.waitpid(pid, 0)
-print(os.waitstatus_to_exitcode(status), (array == 7).all(), len(os.listdir(sys.argv[1])))
+whole = (array == 7).all() and (reused == 7).all()
+print(os.waitstatus_to_exitcode(status), whole, len(os.listdir(sys.argv[1])))
 """
 
 

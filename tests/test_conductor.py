@@ -361,6 +361,14 @@ def test_a_take_whose_run_was_let_go_makes_it_again() -> None:
     assert conductor.missing("a", 1) == [Recompute("a")]
 
 
+def test_a_late_take_does_not_end_a_newer_run() -> None:
+    conductor = published({0: 1})
+    conductor.gone("a")
+    conductor.create("a", {0: 1})
+    assert conductor.missing("a", 1) == []
+    assert conductor.runs["a"].number == 2
+
+
 def test_takes_that_miss_in_each_new_run_give_up_in_the_end() -> None:
     conductor = Conductor()
     for number in range(1, MAX_RESTARTS + 2):

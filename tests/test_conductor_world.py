@@ -162,7 +162,7 @@ class Anything(RuleBasedStateMachine):
 
 
 TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestAnything.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 # ------------------------------------------------------------ the world can see what is wrong

@@ -291,7 +291,7 @@ def test_wrong_owners_are_refused() -> None:
 
 
 def test_a_rank_plan_needs_memory_for_its_own_pieces_only() -> None:
-    """One rank of 4,096 with 16,384 chunks on each side: 0.4 ms and 90 kB on one 3 GHz core.
+    """One rank of 4,096 with 16,384 chunks on each side: 0.4 ms and 90 kB on one core.
 
     All pieces together are 2 million, 16 MiB a column.
     """
@@ -309,7 +309,7 @@ def test_a_rank_plan_needs_memory_for_its_own_pieces_only() -> None:
 
 
 def test_traffic_of_ten_million_pieces_needs_bounded_memory() -> None:
-    """0.5 s on one 3 GHz core; a column of all pieces would be 80 MB."""
+    """0.5 s on one core; a column of all pieces would be 80 MB."""
     overlap = Overlap(((1,) * 100_000, (10,), (10,)), ((8_333,) * 12 + (4,), (1,) * 10, (1,) * 10))
     assert len(overlap) == 10_000_000
     owners_in = (np.arange(100_000) * 7 // 100_000).reshape(overlap.numblocks_in)
