@@ -19,9 +19,17 @@ from dask_redist.errors import (
     RedistError,
     RunTimeoutError,
 )
-from dask_redist.grids import Block, Layout, Pencil, Slab
 from dask_redist.inspection import layout_of, lshape_map, owners
-from dask_redist.irregular import BlockCyclic, Boxes, Replicated, Uneven
+from dask_redist.layouts import (
+    Block,
+    BlockCyclic,
+    Boxes,
+    Layout,
+    Pencil,
+    Replicated,
+    Slab,
+    Uneven,
+)
 from dask_redist.planning import Plan, plan, runs
 from dask_redist.relayout import redistribute, resplit
 from dask_redist.reports import RunReport

@@ -1,8 +1,7 @@
 """An arena: memory of one rank that its peers can write, handed out in blocks and kept warm.
 
-An arena is one sparse shared file (a memfd: no name, no /dev/shm limit, nothing left after
-kill -9) mapped once, as large as the rank could ever need. Its first page holds a random nonce:
-who opens the file through an `ArenaCard` and finds the nonce has proven to share this host.
+An arena is one sparse shared file (see `segment`), mapped once, as large as the rank could ever
+need; peers open it through its `ArenaCard`. Its first page is the header, blocks begin after it.
 
 A `Block` is a range of the arena. NumPy arrays over a block keep it alive (it is their `base`),
 and when the last of them dies the range returns. First touch of fresh memory costs several times
@@ -40,7 +39,6 @@ from dask_redist.segment import (
 from dask_redist.syscalls import PAGE, give_back, round_up
 
 __all__ = ["Arena", "ArenaCard", "Block", "arena_here", "block_of"]
-
 
 _here: "weakref.WeakValueDictionary[str, Arena]" = weakref.WeakValueDictionary()
 
@@ -98,9 +96,8 @@ class Arena:
         self._memory: Bytes | None = map_file(fd, self.capacity)
         self._address: int = self._memory.ctypes.data
         self._memory[:NONCE] = np.frombuffer(nonce, dtype=np.uint8)
-        self.card = ArenaCard(
-            self._pid, path or f"/proc/{self._pid}/fd/{fd}", nonce.hex(), self.capacity
-        )
+        path = path or f"/proc/{self._pid}/fd/{fd}"
+        self.card = ArenaCard(self._pid, path, nonce.hex(), self.capacity)
         self._lock = threading.Lock()  # the free lists and the counters
         self._filling = threading.Lock()  # one thread populates; taken before the other lock
         self._returned: deque[tuple[Bytes, int, int, bool, bool]] = deque()
@@ -285,8 +282,7 @@ class Arena:
         return taken, fresh, spare.ranges()
 
     def _undo(self, taken: list[Range], fresh: list[Range], spare: list[Range]) -> None:
-        # Taken and spare together are the fresh pages and ranges that were warm: first all is
-        # warm again, then the fresh pages, which are entirely free, leave.
+        # Fresh pages hold nothing but taken and spare ranges, so they are entirely free again.
         for offset, length in (*taken, *spare):
             self._warm.add(offset, length)
         for offset, length in fresh:

@@ -45,7 +45,7 @@ def assign(spec: PartSpec, ranks: int, held: NDArray[Any]) -> NDArray[np.int64]:
             ranks,
         )
         owners = owners * ranks // spec.ranks
-    if spec.fixed or (held < 0).any():
+    if spec.layout is not None or (held < 0).any():
         return owners
     best = fewest_moved(spec.overlap, held, ranks).ravel()
     return best if _moved(spec, held, best, ranks) < _moved(spec, held, owners, ranks) else owners

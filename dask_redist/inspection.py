@@ -7,6 +7,7 @@ has to be remembered, so the answer survives ``persist`` and pickle.
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import dask.array as da
@@ -17,9 +18,8 @@ from numpy.typing import NDArray
 
 from dask_redist.connect import ask, find_client, ranks_of
 from dask_redist.errors import LayoutError
-from dask_redist.grids import Layout
 from dask_redist.layer import RedistributeLayer
-from dask_redist.layouts import match_layout
+from dask_redist.layouts import Layout, match_layout
 
 
 def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
@@ -36,7 +36,7 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
     -------
     Layout or None
         Lazy: the layout that the graph was built for. Persisted: the simplest layout that has
-        exactly these chunks on exactly these ranks.
+        exactly these chunks on exactly these ranks, or one that was asked for lately and has.
 
     Examples
     --------
@@ -56,7 +56,10 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
     if isinstance(made, RedistributeLayer):
         return made.layout
     found = find_client(client)
-    return match_layout(x.chunks, _placed(made, x, found), ranks_of(found).size)
+    ranks = ranks_of(found).size
+    owners, asked_for = _placed(made, x, found)
+    named = match_layout(x.chunks, owners, ranks)
+    return named or next((at for at in asked_for if _is(at, x, owners, ranks)), None)
 
 
 def lshape_map(x: da.Array, *, client: Client | None = None) -> NDArray[np.int64]:
@@ -129,7 +132,7 @@ def owners(x: da.Array, *, client: Client | None = None) -> NDArray[np.int64]:
     ...     dr.owners(y + 1).tolist(), dr.owners(z).tolist()
     ([[-1, -1]], [[0, 1]])
     """
-    return _placed(x.name, x, find_client(client))
+    return _placed(x.name, x, find_client(client))[0]
 
 
 def _made_by(x: da.Array) -> RedistributeLayer | str | None:
@@ -155,8 +158,16 @@ def _made_by(x: da.Array) -> RedistributeLayer | str | None:
     return None
 
 
-def _placed(name: str, x: da.Array, client: Client) -> NDArray[np.int64]:
-    """The rank that has each chunk of the array called ``name``, whose chunks are those of x."""
+def _is(layout: Layout, x: da.Array, owners: NDArray[np.int64], ranks: int) -> bool:
+    try:
+        same = layout.chunks(x.shape, ranks) == x.chunks
+        return same and np.array_equal(layout.owners(x.shape, ranks), owners)
+    except LayoutError:
+        return False
+
+
+def _placed(name: str, x: da.Array, client: Client) -> tuple[NDArray[np.int64], list[Layout]]:
+    """The rank of each chunk of the array ``name``, chunked like x; layouts lately asked for."""
     ranks_of(client)
     if client.asynchronous:
         raise LayoutError(
@@ -165,4 +176,5 @@ def _placed(name: str, x: da.Array, client: Client) -> NDArray[np.int64]:
         )
     keys: list[Any] = [(name, *index) for index in np.ndindex(*x.numblocks)]
     found = client.sync(ask, client, "redist_owners", keys=keys)
-    return np.array(found, np.int64).reshape(x.numblocks)
+    owners = np.array(found["owners"], np.int64).reshape(x.numblocks)
+    return owners, pickle.loads(found["layouts"])

@@ -20,7 +20,7 @@ from dask.tokenize import tokenize
 from numpy.typing import NDArray
 
 from dask_redist.boxes import Chunks
-from dask_redist.grids import Layout
+from dask_redist.layouts import Layout
 from dask_redist.overlap import Overlap, Part
 from dask_redist.spec import Index, PartSpec
 from dask_redist.tasks import (
@@ -182,9 +182,8 @@ class RedistributeLayer(Layer):
             first_out=first_out,
             dtype=self.dtype,
             owners=self.owners[tuple(slice(r.start, r.stop) for r in part.outputs)].ravel(),
-            fixed=self.layout is not None,
             ranks=self.ranks,
-            layout=str(self.layout or "owners open"),
+            layout=self.layout,
         )
 
 

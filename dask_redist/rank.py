@@ -287,8 +287,8 @@ class Rank(WorkerPlugin):
             if needed <= there:
                 return
             self.arena.trim()
-            fast = getattr(self.worker.data, "fast", None)  # what Dask could spill
-            if not fast or self.worker.data.evict() <= 0:
+            data: Any = self.worker.data  # what Dask could spill
+            if not getattr(data, "fast", None) or data.evict() <= 0:
                 break
             await asyncio.sleep(0)
         raise AdmissionError(

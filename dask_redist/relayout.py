@@ -17,10 +17,8 @@ from dask_redist import config
 from dask_redist.boxes import Chunks
 from dask_redist.connect import find_client, ranks_of
 from dask_redist.errors import LayoutError, RedistError
-from dask_redist.grids import Layout, Slab
-from dask_redist.irregular import Replicated
 from dask_redist.layer import RedistributeLayer
-from dask_redist.layouts import as_layout
+from dask_redist.layouts import Layout, Replicated, Slab, as_layout
 from dask_redist.placement import balanced
 
 logger = logging.getLogger(__name__)

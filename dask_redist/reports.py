@@ -58,7 +58,7 @@ class RunReport:
         n_in = 1
         for n in spec.grid_in:
             n_in *= n
-        return cls(number, spec.name, spec.layout, ranks, n_in, n_out)
+        return cls(number, spec.name, str(spec.layout or "owners open"), ranks, n_in, n_out)
 
     def mark(self, stage: str) -> None:
         """The stage ends now."""

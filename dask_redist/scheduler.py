@@ -35,6 +35,7 @@ from dask_redist.conductor import (
     Recompute,
 )
 from dask_redist.errors import AdmissionError, RunTimeoutError
+from dask_redist.layouts import Layout
 from dask_redist.ranks import RankSet, Seat
 from dask_redist.reports import RunReport
 from dask_redist.run import RunTable
@@ -64,6 +65,7 @@ class SchedulerShell(SchedulerPlugin):
         self._live: dict[int, RunReport] = {}
         self._tables: dict[int, bytes] = {}
         self._specs: dict[Any, PartSpec] = {}
+        self._layouts: deque[Layout] = deque(maxlen=64)
         self._spec_bytes: dict[int, bytes] = {}
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._count = itertools.count()
@@ -131,16 +133,19 @@ class SchedulerShell(SchedulerPlugin):
     def _table(self) -> list[Any]:
         return [tuple(seat) for seat in self.ranks.table()]
 
-    def _owners(self, keys: Iterable[Any]) -> list[int]:
-        """The rank of each chunk, -1 where it is not in memory."""
+    def _owners(self, keys: Iterable[Any]) -> dict[str, Any]:
+        """The rank of each chunk, -1 where it is not in memory; layouts lately asked for."""
         ranks = {seat.address: rank for rank, seat in enumerate(self.ranks.table())}
-        return [ranks.get(self._owner(self.scheduler.tasks.get(key)), -1) for key in keys]
+        owners = [ranks.get(self._owner(self.scheduler.tasks.get(key)), -1) for key in keys]
+        return {"owners": owners, "layouts": pickle.dumps(list(self._layouts))}
 
     def _owner(self, ts: Any) -> str:
         """The address that owns a chunk: whoever computed it, not those who got a copy."""
         holders = sorted(ws.address for ws in (ts.who_has or ())) if ts is not None else []
-        maker = self._makers.get(ts.key) if holders else None
-        return maker if maker in holders else (holders or [""])[0]
+        if not holders:
+            return ""
+        maker = self._makers.get(ts.key, "")
+        return maker if maker in holders else str(holders[0])
 
     async def _memory(self) -> dict[str, dict[str, int]]:
         """Arena bytes of each rank, by address."""
@@ -296,6 +301,8 @@ class SchedulerShell(SchedulerPlugin):
     def _create(self, id: Any, fence: Any) -> None:
         spec: PartSpec = fence.run_spec.spec
         self._specs[id] = spec
+        if spec.layout is not None and spec.layout not in self._layouts:
+            self._layouts.append(spec.layout)
         seats = self.ranks.table()
         ranks = {seat.address: rank for rank, seat in enumerate(seats)}
         owners = assign(spec, len(seats), self._held(fence, spec, ranks))
@@ -469,8 +476,7 @@ class SchedulerShell(SchedulerPlugin):
             return
         # A witness that has left itself cannot be harmed; one that is silent can.
         if all(
-            proof is True
-            or (isinstance(proof, OSError) and not isinstance(proof, RunTimeoutError))
+            proof is True or (isinstance(proof, OSError) and not isinstance(proof, RunTimeoutError))
             for proof in proofs
         ):
             self._do(self.conductor.closed(number, seat_number))
@@ -486,9 +492,7 @@ class SchedulerShell(SchedulerPlugin):
         seat = self.ranks.by_number.get(action.seat)
         if seat is not None:
             try:
-                await self._ask(
-                    seat, "redist_free", number=action.number, condemn=action.condemn
-                )
+                await self._ask(seat, "redist_free", number=action.number, condemn=action.condemn)
             except (OSError, RunTimeoutError) as error:
                 logger.info("rank on %s frees no more: %s", seat.address, error)
 

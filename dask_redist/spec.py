@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dask_redist.boxes import Chunks
+from dask_redist.layouts import Layout
 from dask_redist.overlap import Overlap
 
 Index = tuple[int, ...]
@@ -39,12 +40,10 @@ class PartSpec:
         Declared type of the elements.
     owners
         The rank of each output chunk, numbered in C order.
-    fixed
-        Whether a layout named these owners; if not, whoever holds most of a chunk may own it.
     ranks
         How many ranks there were when the graph was built.
     layout
-        What the outputs are for, in words (for reports).
+        The layout that the owners follow; None where whoever holds most of a chunk may own it.
     """
 
     name: str
@@ -55,9 +54,8 @@ class PartSpec:
     first_out: Index
     dtype: np.dtype[Any]
     owners: NDArray[np.int64]
-    fixed: bool
     ranks: int
-    layout: str
+    layout: Layout | None
 
     @cached_property
     def overlap(self) -> Overlap:

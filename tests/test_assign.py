@@ -62,6 +62,13 @@ def test_chunks_in_memory_stay_where_they_are() -> None:
     assert assign(spec, 3, np.array([2, 0, 1])).tolist() == [2, 0, 1]
 
 
+def test_owners_that_move_as_little_are_kept() -> None:
+    """Half of the one chunk moves whichever rank gets which half."""
+    overlap = Overlap(((4,),), ((2, 2),))
+    spec = part_of(overlap, owners=np.array([1, 0]), ranks=2, fixed=False)
+    assert assign(spec, 2, np.array([0])).tolist() == [1, 0]
+
+
 def test_one_input_that_is_not_in_memory_leaves_c_order() -> None:
     overlap = Overlap(((2, 2, 2),), ((2, 2, 2),))
     spec = part_of(overlap, owners=np.arange(3), ranks=3, fixed=False)

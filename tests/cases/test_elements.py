@@ -194,8 +194,6 @@ def test_ma04_ma05_masked_reductions(client: Client, caplog: pytest.LogCaptureFi
 
 @pytest.mark.erring
 def test_masked_blocks_under_a_plain_array_are_refused(relayout: Relayout) -> None:
-    x = fa(ar(9), 3).map_blocks(
-        lambda b: np.ma.masked_greater(b, 6), dtype="f8", meta=np.empty(0)
-    )
+    x = fa(ar(9), 3).map_blocks(lambda b: np.ma.masked_greater(b, 6), dtype="f8", meta=np.empty(0))
     with pytest.raises(dr.ChunkMismatchError, match="MaskedArray"):
         relayout(x, ((4, 5),)).compute()
