@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 import dask
@@ -203,9 +204,9 @@ def check(y: da.Array, want: NDArray[Any], chunks: Any = None) -> None:
 
 
 def facts(y: da.Array, *names: str) -> Iterator[tuple[Any, ...]]:
-    """Index and the named attributes of each block of a persisted array."""
+    """Index and the named (dotted) attributes of each block of a persisted array."""
     blocks = y.to_delayed().ravel()
-    look = dask.delayed(lambda block: tuple(getattr(block, name) for name in names))
+    look = dask.delayed(lambda block: tuple(attrgetter(name)(block) for name in names))
     indices = product(*map(range, y.numblocks))
     for index, found in zip(indices, dask.compute(*map(look, blocks)), strict=True):
         yield index, *found

@@ -44,7 +44,7 @@ def test_without_a_layout_no_more_moves_than_in_c_order(
     drawn = data.draw(st.lists(st.integers(0, ranks - 1), min_size=count, max_size=count))
     held = np.array(drawn, np.int64).reshape(overlap.numblocks_in)
     start = balanced(overlap.chunks_out, ranks).ravel()
-    spec = part_of(overlap, owners=start, ranks=ranks, fixed=False)
+    spec = part_of(overlap, owners=start, ranks=ranks, layout=None)
     owners = assign(spec, ranks, held)
     assert owners.shape == (spec.n_out,)
     assert owners.dtype == np.int64
@@ -58,26 +58,26 @@ def test_without_a_layout_no_more_moves_than_in_c_order(
 
 def test_chunks_in_memory_stay_where_they_are() -> None:
     overlap = Overlap(((2, 2, 2),), ((2, 2, 2),))
-    spec = part_of(overlap, owners=np.arange(3), ranks=3, fixed=False)
+    spec = part_of(overlap, owners=np.arange(3), ranks=3, layout=None)
     assert assign(spec, 3, np.array([2, 0, 1])).tolist() == [2, 0, 1]
 
 
 def test_owners_that_move_as_little_are_kept() -> None:
     """Half of the one chunk moves whichever rank gets which half."""
     overlap = Overlap(((4,),), ((2, 2),))
-    spec = part_of(overlap, owners=np.array([1, 0]), ranks=2, fixed=False)
+    spec = part_of(overlap, owners=np.array([1, 0]), ranks=2, layout=None)
     assert assign(spec, 2, np.array([0])).tolist() == [1, 0]
 
 
 def test_one_input_that_is_not_in_memory_leaves_c_order() -> None:
     overlap = Overlap(((2, 2, 2),), ((2, 2, 2),))
-    spec = part_of(overlap, owners=np.arange(3), ranks=3, fixed=False)
+    spec = part_of(overlap, owners=np.arange(3), ranks=3, layout=None)
     assert assign(spec, 3, np.array([2, -1, 1])).tolist() == [0, 1, 2]
 
 
 def test_a_layout_is_kept_wherever_the_inputs_are() -> None:
     overlap = Overlap(((2, 2, 2),), ((2, 2, 2),))
-    spec = part_of(overlap, owners=np.arange(3), ranks=3, fixed=True)
+    spec = part_of(overlap, owners=np.arange(3), ranks=3)
     assert assign(spec, 3, np.array([2, 0, 1])).tolist() == [0, 1, 2]
 
 

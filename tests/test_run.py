@@ -229,6 +229,12 @@ def test_a_contribution_to_a_closed_run_writes_nothing() -> None:
     assert run.gate.quiet
 
 
+def test_a_contribution_has_one_wire_to_each_owner() -> None:
+    memory = Memory(part_of(Overlap(((6,),), ((2, 1, 2, 1),))), np.array([3, 5, 3, -1]))
+    RankRun(memory.table(), memory.wire).contribute((0,), np.arange(6))
+    assert [(wire.name, wire.sent) for wire in memory.wires] == [("odd", 32), ("odd", 8)]
+
+
 def test_a_run_is_not_quiet_before_the_flush_is_over() -> None:
     memory = Memory(part_of(HALVES), np.array([3]))
     entered, go_on = threading.Event(), threading.Event()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_overlap import overlaps
 
+from dask_redist.layouts import Slab
 from dask_redist.overlap import Overlap
 from dask_redist.spec import PartSpec
 
@@ -33,9 +34,8 @@ def part_of(
             "first_out": first_out if first_out is not None else (0,) * ndim,
             "dtype": np.dtype("i8"),
             "owners": np.zeros(math.prod(overlap.numblocks_out), np.int64),
-            "fixed": True,
             "ranks": 1,
-            "layout": "Slab.X",
+            "layout": Slab.X,
             **facts,
         }
     )
