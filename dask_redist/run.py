@@ -196,8 +196,9 @@ def checked(chunk: Any, spec: PartSpec, index: Index) -> NDArray[Any]:
     """
     shape = spec.in_shape(spec.local_in(index))
     plain = isinstance(chunk, (np.ndarray, np.generic)) and not isinstance(chunk, np.ma.MaskedArray)
-    if plain and chunk.shape == shape and chunk.dtype == spec.dtype:
-        return np.asarray(chunk)
+    # NumPy pickles a block that is no contiguous whole without its byte order.
+    if plain and chunk.shape == shape and _native(chunk.dtype) == _native(spec.dtype):
+        return np.asarray(chunk, dtype=spec.dtype)
     real = (
         f"{type(chunk).__name__} of shape {getattr(chunk, 'shape', '?')} "
         f"and dtype {getattr(chunk, 'dtype', '?')}"
@@ -207,3 +208,7 @@ def checked(chunk: Any, spec: PartSpec, index: Index) -> NDArray[Any]:
         f"shape {shape} and dtype {spec.dtype}; give map_blocks the right meta= and chunks=, "
         "or convert the chunks with astype"
     )
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype.newbyteorder("=")

@@ -35,7 +35,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "boxes hole": (
         dr.Boxes([Box((0, 0), (3, 8)), Box((4, 0), (6, 8))]),
-        r"(?i)no box|hole|nobody",
+        r"no rank holds the element at \(3, 0\)",
     ),
     "boxes outside": (dr.Boxes([Box((0, 0), (3, 8)), Box((3, 0), (7, 8))]), r"7"),
     "target rows": (np.array([[2, 8], [2, 8], [2, 8]]), r"shape \(3, 2\); 2 ranks .* \(2, 2\)"),
@@ -77,11 +77,11 @@ def test_unknown_chunk_sizes(client: Client) -> None:
         dr.redistribute(x[x[:, 0] > 8], dr.Slab.X)
 
 
-def test_too_many_chunks(client: Client) -> None:
-    x = da.zeros((10**5, 10**5), chunks=10**4)
-    for target in ((1, 1), dr.BlockCyclic((1, 2), (1, 1))):
-        with pytest.raises(dr.LayoutError, match=r"10000000000 chunks.*1000000"):
-            dr.redistribute(x, target)
+@pytest.mark.parametrize("target", [(10, 1), dr.BlockCyclic((1, 2), (10, 1))], ids=repr)
+def test_too_many_chunks(client: Client, target: Any) -> None:
+    x = da.zeros((10, 2_000_000), chunks=(10, 200_000))
+    with pytest.raises(dr.LayoutError, match=r"2000000 chunks.*1000000"):
+        dr.redistribute(x, target)
 
 
 def test_fallback_is_one_of_two_words(client: Client) -> None:
