@@ -10,6 +10,8 @@ one of the present run::
 
     ALLOCATING --all owners answered--> OPEN --fence--> CLOSING --all closed--> PUBLISHED
          |                               |                 |                       |
+         |                               |                 +----> EXCHANGING ------+
+         |                               |                             |           |
          +-------- failure, loss of an owner, cancel, fence no longer wanted ------+
                                          v
                      ENDING (close whoever may still write, then free) --> gone
@@ -20,6 +22,10 @@ The two rules that keep users' memory safe:
   (refused new writers and waited for the running ones);
 - a seat that does not answer must be proven dead; otherwise the run's memory is *condemned*: freed
   for nobody.
+
+Ranks that hold pieces back (wires that gather them into messages) exchange the rest when all have
+closed: each votes, then a *ticket* goes to the lanes of all ranks, which execute tickets in one
+order. A ticket that was given is always told: as a no-op if the run has come to its end before.
 
 Ranks change when workers come and go. A *seat* is one incarnation of a rank: a number that is
 given once and never again, so the tables of a run stay true while ranks are renumbered.
@@ -46,6 +52,7 @@ class State(Enum):
     ALLOCATING = "allocating"
     OPEN = "open"
     CLOSING = "closing"
+    EXCHANGING = "exchanging"
     PUBLISHED = "published"
     ENDING = "ending"
 
@@ -81,6 +88,21 @@ class Prove(NamedTuple):
     witnesses: tuple[int, ...]
 
 
+class Vote(NamedTuple):
+    """Ask ``seat`` whether it can exchange what it holds back of run ``number``."""
+
+    number: int
+    seat: int
+
+
+class Ticket(NamedTuple):
+    """Tell all lanes what to do in the turn of ``ticket``: run ``number``, or (not go) nothing."""
+
+    ticket: int
+    number: int
+    go: bool
+
+
 class Free(NamedTuple):
     """Have ``seat`` forget run ``number``; ``condemn``: its memory is never handed out again."""
 
@@ -95,7 +117,7 @@ class Recompute(NamedTuple):
     id: Hashable
 
 
-Action = Allocate | Answer | Close | Prove | Free | Recompute
+Action = Allocate | Answer | Close | Prove | Vote | Ticket | Free | Recompute
 
 #: Answer to a request that has to be made again: the run that it belongs to is over.
 AGAIN = "again"
@@ -122,6 +144,12 @@ class Run:
     closing: set[int] = field(default_factory=set)
     #: writers whose worker has left; they must be proven dead
     lost: set[int] = field(default_factory=set)
+    #: seats that hold pieces back, those that have not voted, those that are exchanging
+    rest: set[int] = field(default_factory=set)
+    voting: set[int] = field(default_factory=set)
+    exchanging: set[int] = field(default_factory=set)
+    #: the ticket of its exchange, until it is told
+    ticket: int | None = None
     #: join requests that wait for the memory: request -> seat
     joins: dict[Hashable, int] = field(default_factory=dict)
     fence: Hashable | None = None
@@ -136,6 +164,8 @@ class Conductor:
         self.by_number: dict[int, Run] = {}
         #: how often each run was started again, and the last number that had been given then
         self.restarts: dict[Hashable, tuple[int, int]] = {}
+        #: the last ticket that was given
+        self.ticket = 0
         self._last = 0
 
     # ------------------------------------------------------------------------------ creation
@@ -208,13 +238,15 @@ class Conductor:
         run.state = State.CLOSING
         return self._close(run)
 
-    def closed(self, number: int, seat: int) -> list[Action]:
-        """``seat`` has closed run ``number``, or was proven dead."""
+    def closed(self, number: int, seat: int, rest: bool = False) -> list[Action]:
+        """``seat`` has closed run ``number`` (holding pieces back: ``rest``), or is proven dead."""
         run = self.by_number.get(number)
         if run is None or seat not in run.closing:
             return []
         for seats in (run.writers, run.closing, run.lost):
             seats.discard(seat)
+        if rest:
+            run.rest.add(seat)
         return self._settle(run)
 
     def not_closed(self, number: int, seat: int, error: Exception | None) -> list[Action]:
@@ -232,12 +264,48 @@ class Conductor:
             actions = self._restart(run.id) if error is None else self._end(run, error)
         return [*actions, *self.closed(number, seat)]
 
+    # -------------------------------------------------------------------------- the exchange
+    def voted(self, number: int, seat: int, ready: bool) -> list[Action]:
+        """``seat`` can exchange what it holds back, or cannot."""
+        run = self.by_number.get(number)
+        if run is None or seat not in run.voting:
+            return []
+        run.voting.discard(seat)
+        if not ready:
+            return self._restart(run.id)
+        if run.voting or run.ticket is None:
+            return []
+        run.exchanging = set(run.rest)
+        ticket, run.ticket = run.ticket, None
+        return [Ticket(ticket, number, go=True)]
+
+    def exchanged(self, number: int, seat: int) -> list[Action]:
+        """``seat`` has exchanged what it held back."""
+        run = self.by_number.get(number)
+        if run is None or seat not in run.exchanging:
+            return []
+        run.exchanging.discard(seat)
+        run.rest.discard(seat)
+        return self._settle(run)
+
+    def not_exchanged(self, number: int, seat: int, error: Exception | None) -> list[Action]:
+        """The exchange failed on ``seat``: the fence gets the error; without one, start again."""
+        run = self.by_number.get(number)
+        if run is None or seat not in run.exchanging:
+            return []
+        run.exchanging.discard(seat)
+        if run.state is State.ENDING:
+            return self._settle(run)
+        return self._restart(run.id) if error is None else self._end(run, error)
+
     # -------------------------------------------------------------------------- loss and end
     def lost(self, seat: int) -> list[Action]:
         """The worker of ``seat`` has left."""
         actions: list[Action] = []
         for run in list(self.by_number.values()):
-            owner = seat in run.holders or seat in run.allocating
+            needed = seat in run.holders or seat in run.allocating or seat in run.rest
+            for seats in (run.rest, run.voting, run.exchanging):
+                seats.discard(seat)
             run.holders.discard(seat)
             run.allocating.discard(seat)
             actions += [Answer(r, AGAIN) for r, s in run.joins.items() if s == seat]
@@ -248,7 +316,7 @@ class Conductor:
                 actions.append(self._ask(run, seat))
             if run.state is State.ENDING:
                 actions += self._settle(run)
-            elif owner:
+            elif needed:
                 actions += self._restart(run.id)
         return actions
 
@@ -279,7 +347,10 @@ class Conductor:
         actions: list[Action] = [Answer(request, value) for request in run.joins]
         if run.fence is not None:
             actions.append(Answer(run.fence, value))
-        run.joins, run.fence = {}, None
+        if run.ticket is not None:
+            actions.append(Ticket(run.ticket, run.number, go=False))
+        run.joins, run.fence, run.ticket = {}, None, None
+        run.voting.clear()
         run.state = State.ENDING
         del self.runs[run.id]
         return [*actions, *self._close(run)]
@@ -296,13 +367,20 @@ class Conductor:
 
     def _settle(self, run: Run) -> list[Action]:
         """What can happen now that fewer seats can write."""
-        if run.writers or run.allocating or run.number not in self.by_number:
+        if run.writers or run.allocating or run.exchanging or run.number not in self.by_number:
             return []
-        if run.state is State.CLOSING:
+        if run.state is State.CLOSING and run.rest:
+            run.state = State.EXCHANGING
+            self.ticket += 1
+            run.ticket = self.ticket
+            run.voting = set(run.rest)
+            return [Vote(run.number, seat) for seat in sorted(run.rest)]
+        if run.state in (State.CLOSING, State.EXCHANGING) and not run.rest:
             run.state = State.PUBLISHED
             request, run.fence = run.fence, None
             return [Answer(request, run.number)]
         if run.state is State.ENDING:
             del self.by_number[run.number]
-            return [Free(run.number, seat, run.condemned) for seat in sorted(run.holders)]
+            seats = sorted(run.holders | run.rest)
+            return [Free(run.number, seat, run.condemned) for seat in seats]
         return []

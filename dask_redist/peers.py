@@ -79,11 +79,13 @@ class Peer:
         TypeError
             The dtype holds Python objects.
         ValueError
-            The array does not lie inside the arena, or the peer is closed.
+            The array does not lie inside the arena.
+        NotAttached
+            The peer is closed.
         """
         memory = self._memory
         if memory is None:
-            raise ValueError(f"the peer is closed: no view at {offset}")
+            raise NotAttached(errno.ESHUTDOWN, f"the peer is closed: no view at {offset}")
         if offset < PAGE:
             raise ValueError(f"offset {offset} lies in the arena's first page, which is no block")
         return view_bytes(memory, offset, shape, np.dtype(dtype))
@@ -114,8 +116,9 @@ class Peer:
         TypeError
             The piece has another dtype.
         ValueError
-            The piece has another shape than its place, the block does not lie inside the arena,
-            or the peer is closed.
+            The piece has another shape than its place, or the block does not lie in the arena.
+        NotAttached
+            The peer is closed.
         """
         target = part(self.view(offset, shape, dtype), target_slices)
         piece = matching(piece, target.shape, target.dtype)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from dask_redist import config
 from dask_redist.arena import Arena, block_of
 from dask_redist.errors import AdmissionError, RunTimeoutError
+from dask_redist.lane import Lane
 from dask_redist.peers import LocalPeer, NotAttached, PageBudget, Peer, attach
 from dask_redist.process import is_dead, started
 from dask_redist.ranks import Seat
@@ -63,10 +64,13 @@ class Rank(WorkerPlugin):
         self.runs: dict[int, RankRun] = {}
         self.outputs: dict[int, Outputs] = {}
         self._joins: dict[Any, Future[RankRun | None]] = {}
-        #: numbers of runs that were closed here before the answer to our join arrived
+        #: closed runs that hold pieces back until their ticket comes
+        self._rests: dict[int, RankRun] = {}
+        #: for each join under way, the runs that were closed here since it began
+        self._closed_since: list[set[int]] = []
+        #: runs that were freed before their memory was allocated here, and those refused it
+        self._freed: set[int] = set()
         self._refused: set[int] = set()
-        #: runs whose memory is being allocated; False: it was freed meanwhile
-        self._allocating: dict[int, bool] = {}
         self._peers: dict[int, Peer | None] = {}
         #: seats that have left, and the messages under way to each seat
         self._gone: set[int] = set()
@@ -85,6 +89,7 @@ class Rank(WorkerPlugin):
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="dask-redist")
         worker.handlers.update(self._handlers())
         worker.stream_handlers["redist-left"] = self._left
+        worker.stream_handlers["redist-ticket"] = self._ticket
         if hasattr(worker.data, "fast_to_slow_callbacks"):
             worker.data.fast_to_slow_callbacks.append(_cool)
         reply = await worker.scheduler.redist_hello(
@@ -98,6 +103,7 @@ class Rank(WorkerPlugin):
             nthreads=worker.state.nthreads,
         )
         self.seat: int = reply["seat"]
+        self.lane = Lane(f"dask-redist-lane-{self.seat}", last=reply["ticket"])
         _here[worker.scheduler.address, self.seat] = self
 
     async def teardown(self, worker: Worker) -> None:
@@ -115,6 +121,7 @@ class Rank(WorkerPlugin):
             if peer is not None:
                 peer.close()
         self._peers.clear()
+        self.lane.close(timeout=0)
         self.arena.close()
         self.threads.shutdown(wait=False)
         if all(run.gate.quiet for run in self.runs.values()):
@@ -126,6 +133,7 @@ class Rank(WorkerPlugin):
             "redist_close": self._close,
             "redist_free": self._free,
             "redist_dead": self._dead,
+            "redist_vote": self._vote,
             "redist_write": self._write,
             "redist_reach": self._reach,
             "redist_memory": self._memory,
@@ -158,9 +166,10 @@ class Rank(WorkerPlugin):
                 run.contribute(index, chunk)
             except RunClosed:
                 self._leave(id, run)
-            except RunTimeoutError:
-                raise
-            except OSError as error:  # a peer is gone; the conductor will hear of it too
+            except OSError as error:
+                if not _has_left(error):
+                    raise
+                # The conductor will hear of it too, and make the run again.
                 logger.info("contribution %s to %s comes again: %s", index, id, error)
                 self._leave(id, run)
                 time.sleep(0.1)
@@ -229,19 +238,25 @@ class Rank(WorkerPlugin):
 
     # ------------------------------------------------------------------- on the event loop
     async def _ask(self, id: Any, key: Any) -> RankRun | None:
-        while True:
-            reply = await self.worker.scheduler.redist_join(id=id, key=key, seat=self.seat)
-            if "error" in reply:
-                raise pickle.loads(reply["error"])
-            if "table" in reply:
-                table: RunTable = pickle.loads(reply["table"])
-                if table.number not in self._refused:
-                    run = self.runs[table.number] = RankRun(table, self._wire_to)
-                    return run
-                self._refused.discard(table.number)
-            elif "unknown" in reply:
-                return None
-            await asyncio.sleep(0.05)
+        closed: set[int] = set()
+        self._closed_since.append(closed)
+        try:
+            while True:
+                reply = await self.worker.scheduler.redist_join(id=id, key=key, seat=self.seat)
+                if "error" in reply:
+                    raise pickle.loads(reply["error"])
+                if "unknown" in reply:
+                    return None
+                if "stray" in reply:
+                    raise Reschedule
+                if "table" in reply:
+                    table: RunTable = pickle.loads(reply["table"])
+                    if table.number not in closed:
+                        new = RankRun(table, self._wire_to)
+                        return self.runs.setdefault(table.number, new)
+                await asyncio.sleep(0.05)
+        finally:
+            self._closed_since.remove(closed)
 
     async def fence(self, id: Any, numbers: set[int]) -> Receipt:
         """All contributions exist: have the run closed on every rank that wrote."""
@@ -258,15 +273,15 @@ class Rank(WorkerPlugin):
         shapes = [part.out_shape(out) for out in outs]
         sizes = [_nbytes(shape, part.dtype.itemsize) for shape in shapes]
         loop = asyncio.get_running_loop()
-        self._allocating[number] = True
         try:
             await self._make_room(sum(sizes))
             blocks = await loop.run_in_executor(self.threads, self.arena.allocate, sizes)
         except MemoryError as error:
+            self._refused.add(number)
             return {"error": str(error)}
-        finally:
-            wanted = self._allocating.pop(number)
-        if wanted:
+        if number in self._freed:
+            self._freed.discard(number)
+        else:
             self.outputs[number] = Outputs(part, dict(zip(outs, blocks, strict=True)))
         return {"offsets": [block.offset for block in blocks]}
 
@@ -298,27 +313,60 @@ class Rank(WorkerPlugin):
         )
 
     async def _close(self, number: int) -> dict[str, Any]:
-        run = self.runs.pop(number, None)
+        for closed in self._closed_since:
+            closed.add(number)
+        run = self.runs.get(number)
         if run is None:
-            self._refused.add(number)
-            return {"sent": {}, "wires": {}, "pieces": 0, "writing": 0.0}
+            return {"sent": {}, "wires": {}, "pieces": 0, "writing": 0.0, "rest": False}
         run.gate.close()
         self._leave(run.table.id, run)
         while not run.gate.quiet:  # the conductor gives up after the timeout
             await asyncio.sleep(0.005)
+        self.runs.pop(number, None)
+        if rest := run.settle():
+            self._rests[number] = run
         tally = run.tally
         return {
             "sent": dict(tally.sent),
             "wires": dict(tally.wires),
             "pieces": tally.pieces,
             "writing": tally.writing,
+            "rest": rest,
         }
 
+    async def _vote(self, number: int) -> bool:
+        """Whether the exchange of run ``number`` can go: its owners are all there."""
+        run = self._rests.get(number)
+        return run is not None and self._gone.isdisjoint(run.table.owners)
+
+    def _ticket(self, ticket: int, number: int, go: bool) -> None:
+        run = self._rests.pop(number, None) if go else None
+        self.lane.submit(ticket, partial(self._exchange, run) if run is not None else None)
+
+    def _exchange(self, run: RankRun) -> None:
+        """In the lane: send what was held back, and tell the conductor."""
+        error = None
+        try:
+            run.exchange()
+        except Exception as failure:
+            error = None if _has_left(failure) else pickle.dumps(failure)
+            answer = {"failed": True, "error": error}
+        else:
+            answer = {"failed": False, "error": None}
+        self._call(
+            self.worker.scheduler.redist_exchanged(
+                number=run.table.number, seat=self.seat, **answer
+            )
+        )
+
     async def _free(self, number: int, condemn: bool) -> None:
-        if number in self._allocating:
-            self._allocating[number] = False
+        self._rests.pop(number, None)
         outputs = self.outputs.pop(number, None)
         if outputs is None:
+            if number in self._refused:
+                self._refused.discard(number)
+            else:  # its allocation is under way still, or will come yet
+                self._freed.add(number)
             return
         outputs.gate.close()
         while not outputs.gate.quiet:
@@ -374,7 +422,7 @@ class Rank(WorkerPlugin):
             "in_use": arena.in_use,
             "idle": arena.idle,
             "condemned": arena.condemned,
-            "runs": len(self.runs) + len(self.outputs) + len(self._refused),
+            "runs": len(self.runs) + len(self.outputs) + len(self._rests),
         }
 
     # ------------------------------------------------------------------------------- wires
@@ -435,6 +483,11 @@ def _cool(key: Any, value: Any) -> None:
     block = block_of(value)
     if block is not None:
         block.cool()
+
+
+def _has_left(error: Exception) -> bool:
+    """Whether an error only says that the other side is gone."""
+    return isinstance(error, OSError) and not isinstance(error, RunTimeoutError)
 
 
 def _nbytes(shape: Index, itemsize: int) -> int:

@@ -22,7 +22,7 @@ from dask_redist.arena import Block
 from dask_redist.errors import ChunkMismatchError
 from dask_redist.ranks import Seat
 from dask_redist.spec import Index, PartSpec
-from dask_redist.wires import Place, Wire, unpack
+from dask_redist.wires import MessageWire, Place, Wire, unpack
 
 
 class RunTable(NamedTuple):
@@ -116,7 +116,7 @@ class RankRun:
     table
         Where the outputs live.
     wire_to
-        A new wire to a seat, for one contribution.
+        A new wire to a seat; the run uses it until its end.
     """
 
     def __init__(self, table: RunTable, wire_to: Callable[[RunTable, int], Wire]) -> None:
@@ -124,6 +124,7 @@ class RankRun:
         self.gate = Gate()
         self.tally = Tally()
         self._wire_to = wire_to
+        self._wires: dict[int, Wire] = {}
         self._lock = threading.Lock()
 
     def contribute(self, index: Index, chunk: Any) -> None:
@@ -132,22 +133,42 @@ class RankRun:
         array = checked(chunk, spec, index)
         with self.gate.enter():
             start = time.perf_counter()
-            tally, wires = Tally(), dict[int, Wire]()
+            tally = Tally()
             for out, piece in self._pieces(spec.local_in(index)):
-                seat = int(self.table.seats[out])
-                if (wire := wires.get(seat)) is None:
-                    wire = wires[seat] = self._wire_to(self.table, seat)
-                offset = int(self.table.offsets[out])
+                seat, offset = int(self.table.seats[out]), int(self.table.offsets[out])
+                wire = self._wire(seat)
                 place = Place(out, offset, spec.out_shape(out), spec.dtype)
                 wire.write(place, piece.target, array[piece.source])
-                tally.sent[seat] += piece.size * spec.dtype.itemsize
-                tally.wires[wire.name] += piece.size * spec.dtype.itemsize
+                nbytes = piece.size * spec.dtype.itemsize
+                tally.sent[seat] += nbytes
+                tally.wires[wire.name] += nbytes
                 tally.pieces += 1
-            for wire in wires.values():
-                wire.flush()
             tally.writing = time.perf_counter() - start
             with self._lock:
                 self.tally.add(tally)
+
+    def settle(self) -> bool:
+        """End what is one-sided; whether pieces are held back for the exchange."""
+        held = False
+        for wire in self._wires.values():
+            if isinstance(wire, MessageWire):
+                held = held or wire.held > 0
+            else:
+                wire.flush()
+        return held
+
+    def exchange(self) -> None:
+        """Send what is held back."""
+        for wire in self._wires.values():
+            wire.flush()
+
+    def _wire(self, seat: int) -> Wire:
+        wire = self._wires.get(seat)
+        if wire is None:
+            with self._lock:
+                wire = self._wires.get(seat) or self._wire_to(self.table, seat)
+                self._wires[seat] = wire
+        return wire
 
     def _pieces(self, local: Index) -> Iterator[tuple[int, Any]]:
         spec = self.table.spec

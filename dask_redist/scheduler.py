@@ -33,6 +33,8 @@ from dask_redist.conductor import (
     Free,
     Prove,
     Recompute,
+    Ticket,
+    Vote,
 )
 from dask_redist.errors import AdmissionError, RunTimeoutError
 from dask_redist.layouts import Layout
@@ -83,6 +85,7 @@ class SchedulerShell(SchedulerPlugin):
                 "redist_owners": self._owners,
                 "redist_join": self._join,
                 "redist_fence": self._fence,
+                "redist_exchanged": self._exchanged,
                 "redist_missing": self._missing,
                 "redist_runs": self._runs,
                 "redist_memory": self._memory,
@@ -96,9 +99,9 @@ class SchedulerShell(SchedulerPlugin):
 
     # ------------------------------------------------------------------------------- ranks
     def _hello(self, card: Iterable[Any], **facts: Any) -> dict[str, Any]:
-        self.ranks.leave(facts["address"])
+        self._leave(facts["address"])
         seat = self.ranks.arrive(card=ArenaCard(*card), **facts)
-        return {"seat": seat.seat}
+        return {"seat": seat.seat, "ticket": self.conductor.ticket}
 
     async def _connect(self, n_ranks: int | None, timeout: float) -> dict[str, Any]:
         """Number the ranks when all workers are there; their table, and who reaches whom how."""
@@ -184,6 +187,9 @@ class SchedulerShell(SchedulerPlugin):
             return {"unknown": True}
         if seat not in self.ranks.by_number:
             return {"again": True}
+        address = self.ranks.by_number[seat].address
+        if contribution.processing_on is None or contribution.processing_on.address != address:
+            return {"stray": True}  # Dask has given this execution up
         if id not in self.conductor.runs:
             self._create(id, fence)
         value = await self._request(lambda r: self.conductor.join(id, seat, r))
@@ -194,6 +200,8 @@ class SchedulerShell(SchedulerPlugin):
         return {"table": self._run_table(value)}
 
     async def _fence(self, id: Any, numbers: list[int]) -> dict[str, Any]:
+        if id not in self._specs:
+            return {"again": True}
         if report := self._live.get(max(numbers)):
             report.mark("contribute")
         value = await self._request(lambda r: self.conductor.fence(id, set(numbers), r))
@@ -205,11 +213,19 @@ class SchedulerShell(SchedulerPlugin):
             report.mark("fence")
         return {"number": value}
 
+    def _exchanged(self, number: int, seat: int, failed: bool, error: bytes | None) -> None:
+        if failed:
+            reason = pickle.loads(error) if error else None
+            self._do(self.conductor.not_exchanged(number, seat, reason))
+        else:
+            self._do(self.conductor.exchanged(number, seat))
+
     def _missing(self, id: Any, number: int, key: Any, address: str) -> None:
         """A take found no block: send it to the owner, or have the run made again."""
-        run = self.conductor.runs.get(id)
-        spec = self._specs.get(id)
-        if run is not None and run.number == number and spec is not None:
+        run, spec = self.conductor.runs.get(id), self._specs.get(id)
+        if spec is None:
+            return  # forgotten meanwhile
+        if run is not None and run.number == number:
             owner = self.ranks.by_number.get(run.owners.get(spec.out_number(key[1:]), -1))
             if owner is not None and owner.address != address:
                 return self._restrict(key, {owner.address})
@@ -239,21 +255,27 @@ class SchedulerShell(SchedulerPlugin):
             self._restrict(key, self._pins[key] - {worker})
             if scheduler.tasks[key].state == "no-worker":
                 stranded[key] = "released"
-        seat = self.ranks.leave(worker)
-        if seat is not None:
-            self._left[seat.seat] = seat
-            for other in self.ranks.table():
-                scheduler.worker_send(other.address, {"op": "redist-left", "seat": seat.seat})
-            self._do(self.conductor.lost(seat.seat))
+        self._leave(worker)
         if stranded:
             scheduler.transitions(stranded, stimulus_id=f"redist-stranded-{time.time()}")
+
+    def _leave(self, address: str) -> None:
+        seat = self.ranks.leave(address)
+        if seat is not None:
+            self._left[seat.seat] = seat
+            self._tell_all({"op": "redist-left", "seat": seat.seat})
+            self._do(self.conductor.lost(seat.seat))
+
+    def _tell_all(self, message: dict[str, Any]) -> None:
+        for seat in self.ranks.table():
+            self.scheduler.worker_send(seat.address, message)
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
         """Dask's hook: a rank that takes part in a run stays."""
         busy = {
             seat
             for run in self.conductor.by_number.values()
-            for seat in run.holders | run.writers | run.allocating
+            for seat in run.holders | run.writers | run.allocating | run.rest
         }
         addresses = {s.address for s in self.ranks.table() if s.seat in busy}
         return [ws for ws in workers if ws.address not in addresses]
@@ -372,6 +394,13 @@ class SchedulerShell(SchedulerPlugin):
                     self._spawn(self._do_close(action))
                 case Prove():
                     self._spawn(self._do_prove(action))
+                case Vote():
+                    self._spawn(self._do_vote(action))
+                case Ticket(ticket, number, go):
+                    message = {"op": "redist-ticket", "ticket": ticket, "number": number, "go": go}
+                    self._tell_all(message)
+                    if go:
+                        self._spawn(self._watch_exchange(number))
                 case Free():
                     self._spawn(self._do_free(action))
                 case Recompute(id):
@@ -440,7 +469,7 @@ class SchedulerShell(SchedulerPlugin):
             return self._do(self.conductor.not_closed(number, seat_number, unexpected))
         if report := self._live.get(number):
             report.add(seat_number, reply)
-        self._do(self.conductor.closed(number, seat_number))
+        self._do(self.conductor.closed(number, seat_number, reply["rest"]))
 
     async def _until_lost(self, number: int, seat: Seat) -> None:
         """The connection broke: Dask will say that the worker has left, or it does not answer."""
@@ -487,6 +516,37 @@ class SchedulerShell(SchedulerPlugin):
                 number,
             )
             self._do(self.conductor.not_closed(number, seat_number, None))
+
+    async def _do_vote(self, action: Vote) -> None:
+        number, seat_number = action
+        seat = self.ranks.by_number.get(seat_number)
+        if seat is None:
+            return  # the conductor knows
+        try:
+            ready = await self._ask(seat, "redist_vote", number=number)
+        except Exception as error:
+            logger.info("rank on %s cannot exchange run %d: %s", seat.address, number, error)
+            ready = False
+        self._do(self.conductor.voted(number, seat_number, ready))
+
+    async def _watch_exchange(self, number: int) -> None:
+        """Whoever has not exchanged in time is named to the fence."""
+        deadline = time.monotonic() + self.timeout
+        while (run := self.conductor.by_number.get(number)) is not None and run.exchanging:
+            if time.monotonic() > deadline:
+                ranks = [
+                    f"{self._rank(s)} on {s.address}"
+                    for n in sorted(run.exchanging)
+                    if (s := self.ranks.by_number.get(n))
+                ]
+                error = RunTimeoutError(
+                    f"rank {', rank '.join(ranks)} did not exchange run {number} within "
+                    f"{self.timeout:g} s (redist.timeout)"
+                )
+                for seat in sorted(run.exchanging):
+                    self._do(self.conductor.not_exchanged(number, seat, error))
+                return
+            await asyncio.sleep(0.1)
 
     async def _do_free(self, action: Free) -> None:
         seat = self.ranks.by_number.get(action.seat)

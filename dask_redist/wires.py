@@ -173,6 +173,12 @@ class MessageWire:
             ]
             self._queue(header, buffer)
 
+    @property
+    def held(self) -> int:
+        """Bytes that have gathered and are not sent yet."""
+        with self._lock:
+            return self._held
+
     def flush(self) -> None:
         """Send what has gathered, if anything has."""
         with self._lock:

@@ -115,17 +115,17 @@ def client(
 ) -> Iterator[Client]:
     """A connected client; afterwards every arena must be empty and every log free of errors."""
     client = clusters.client(*cluster_of)
-    before = len(_errors(client, erring=False))
+    erring = request.node.get_closest_marker("erring") is not None
+    before = len(_errors(client, erring))
     with client.as_current():
         yield client
     if request.node.stash.get(failed, False):
         clusters.close()  # what the failed test still holds must not fail the next one
         return
-    erring = request.node.get_closest_marker("erring") is not None
     try:
         _no_leftovers(client)
         errors = _errors(client, erring)
-        assert erring or len(errors) == before, f"in the logs: {errors[before:]}"
+        assert len(errors) == before, f"in the logs: {errors[before:]}"
     except BaseException:
         clusters.close()
         raise

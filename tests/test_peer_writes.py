@@ -12,7 +12,7 @@ from memory_tools import CANARY, second_mapping
 
 from dask_redist.arena import Arena, Block
 from dask_redist.pages import GRANULE
-from dask_redist.peers import LocalPeer, Peer
+from dask_redist.peers import LocalPeer, NotAttached, Peer
 from dask_redist.segment import part
 
 
@@ -152,5 +152,5 @@ def test_what_does_not_match_is_refused(target: Target) -> None:
         peer.write(1 << 26, (1000,), "<f8", (slice(0, 3),), piece)
     assert (block.array((4_100_000,), "u1") == CANARY).all()
     peer.close()
-    with pytest.raises(ValueError, match="closed"):
+    with pytest.raises(NotAttached, match="closed"):
         peer.write(at, (5,), "<f8", (slice(0, 3),), piece)

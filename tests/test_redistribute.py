@@ -1,11 +1,11 @@
-"""Every layout on every number of ranks: the right elements on the right ranks, nothing moved twice.
+"""Every layout on every number of ranks: the right elements on the right ranks, and only they.
 
 Who shares what with whom, and for how long, is in cases/test_sharing.py; element types in
 cases/test_types.py; what is refused in cases/test_refusals.py.
 """
 
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -35,7 +35,7 @@ def boxes(ranks: int) -> dr.Layout:
     if ranks == 1:
         return dr.Boxes([dr.Box((0, 0, 0), SHAPE)])
     ends = [9 * r // (ranks - 1) for r in range(ranks)]
-    rest = (dr.Box((3, a, 0), (7, b, 5)) for a, b in zip(ends, ends[1:], strict=False))
+    rest = (dr.Box((3, a, 0), (7, b, 5)) for a, b in pairwise(ends))
     return dr.Boxes([dr.Box((0, 0, 0), (3, 9, 5)), *rest])
 
 

@@ -31,7 +31,7 @@ def test_ca04_negative_axes_and_minus_one(relayout: Relayout) -> None:
 
 def test_ca05_axis_out_of_range(client: Client) -> None:
     # https://github.com/dask/dask/pull/3820
-    with new_runs(client) as new, pytest.raises(dr.LayoutError, match="axis 2 .*-2 to 1"):
+    with new_runs(client) as new, pytest.raises(dr.LayoutError, match=r"axis 2 .*-2 to 1"):
         dr.redistribute(fa(ar(6, 8), (4, 3)), {2: 3})
     assert not new()
 

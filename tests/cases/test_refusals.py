@@ -85,7 +85,9 @@ def test_too_many_chunks(client: Client, target: Any) -> None:
 
 
 def test_fallback_is_one_of_two_words(client: Client) -> None:
-    with pytest.raises(ValueError, match=r'"sometimes"|\'sometimes\'; it must be "dask" or "error"'):
+    with pytest.raises(
+        ValueError, match=r'"sometimes"|\'sometimes\'; it must be "dask" or "error"'
+    ):
         dr.redistribute(fa(ar(6), 3), dr.Slab.X, fallback="sometimes")
 
 
@@ -96,7 +98,7 @@ def test_an_asynchronous_client_is_connected_first(client: Client) -> None:
     async def use() -> np.ndarray[Any, Any]:
         async with Client(address, asynchronous=True, set_as_default=False) as other:
             x = fa(ar(6, 8), (3, 8))
-            with pytest.raises(dr.RedistError, match="await dask_redist.connect"):
+            with pytest.raises(dr.RedistError, match=r"await dask_redist\.connect"):
                 dr.redistribute(x, dr.Slab.Y, client=other)
             ranks = await dr.connect(other)
             assert ranks.size == 2
