@@ -15,7 +15,7 @@ VENV := .venv/python-$(PYTHON_VERSION)
 HAS_DEMO := .venv/demo-$(KEY)
 HAS_TEST := .venv/test-$(KEY)
 
-.PHONY: help demo test test-all lint types docs bench clean
+.PHONY: help demo test test-all lint types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -39,9 +39,6 @@ types: $(HAS_TEST)
 docs: $(HAS_TEST)
 	rm -rf docs/generated
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
-
-bench: $(HAS_DEMO)
-	$(BIN)/dask-redist bench
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist docs/_build docs/generated

@@ -4,18 +4,6 @@ Events go in (a rank joins, memory was allocated, the fence was reached, a rank 
 actions come out (allocate, answer, close, free, recompute ...). No I/O, no clock and no Dask
 here: :mod:`dask_redist.scheduler` turns messages into events and actions into messages.
 
-A *run* is one execution of one redistribution. Its ``id`` is the key of its fence task, its
-``number`` is unique and rising, so a late message of an earlier run can never be mistaken for
-one of the present run::
-
-    ALLOCATING --all owners answered--> OPEN --fence--> CLOSING --all closed--> PUBLISHED
-         |                               |                 |                       |
-         |                               |                 +----> EXCHANGING ------+
-         |                               |                             |           |
-         +-------- failure, loss of an owner, cancel, fence no longer wanted ------+
-                                         v
-                     ENDING (close whoever may still write, then free) --> gone
-
 The two rules that keep users' memory safe:
 
 - nothing is published and nothing is freed before every seat that joined the run has *closed* it
@@ -23,9 +11,11 @@ The two rules that keep users' memory safe:
 - a seat that does not answer must be proven dead; otherwise the run's memory is *condemned*: freed
   for nobody.
 
-Ranks that hold pieces back (wires that gather them into messages) exchange the rest when all have
+Seats that hold pieces back (wires that gather them into messages) exchange the rest when all have
 closed: each votes, then a *ticket* goes to the lanes of all ranks, which execute tickets in one
 order. A ticket that was given is always told: as a no-op if the run has come to its end before.
+What a seat holds back is lost with it, and nobody knows before its close whether it does: a run
+that loses a writer is made again.
 
 Ranks change when workers come and go. A *seat* is one incarnation of a rank: a number that is
 given once and never again, so the tables of a run stay true while ranks are renumbered.
@@ -37,123 +27,40 @@ nobody waits for any more changes nothing.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import NamedTuple
 
+from dask_redist.actions import (
+    AGAIN,
+    Action,
+    Allocate,
+    Answer,
+    Close,
+    Free,
+    Prove,
+    Recompute,
+    Ticket,
+    Vote,
+)
 from dask_redist.errors import RankLostError
+from dask_redist.life import Run, State
+
+__all__ = [
+    "AGAIN",
+    "MAX_RESTARTS",
+    "Action",
+    "Allocate",
+    "Answer",
+    "Close",
+    "Conductor",
+    "Free",
+    "Prove",
+    "Recompute",
+    "Run",
+    "State",
+    "Ticket",
+    "Vote",
+]
 
 MAX_RESTARTS = 10
-
-
-class State(Enum):
-    """Where a run is in its life."""
-
-    ALLOCATING = "allocating"
-    OPEN = "open"
-    CLOSING = "closing"
-    EXCHANGING = "exchanging"
-    PUBLISHED = "published"
-    ENDING = "ending"
-
-
-# ------------------------------------------------------------------------------------- actions
-class Allocate(NamedTuple):
-    """Have ``seat`` allocate its outputs of run ``number``."""
-
-    number: int
-    seat: int
-    outputs: tuple[int, ...]
-
-
-class Answer(NamedTuple):
-    """Answer a waiting request: the run's number, :data:`AGAIN`, or an error."""
-
-    request: Hashable
-    value: int | str | Exception
-
-
-class Close(NamedTuple):
-    """Have ``seat`` refuse new writers of run ``number`` and wait for the running ones."""
-
-    number: int
-    seat: int
-
-
-class Prove(NamedTuple):
-    """Find out, from the ``witnesses``, whether the process of ``seat`` is dead."""
-
-    number: int
-    seat: int
-    witnesses: tuple[int, ...]
-
-
-class Vote(NamedTuple):
-    """Ask ``seat`` whether it can exchange what it holds back of run ``number``."""
-
-    number: int
-    seat: int
-
-
-class Ticket(NamedTuple):
-    """Tell all lanes what to do in the turn of ``ticket``: run ``number``, or (not go) nothing."""
-
-    ticket: int
-    number: int
-    go: bool
-
-
-class Free(NamedTuple):
-    """Have ``seat`` forget run ``number``; ``condemn``: its memory is never handed out again."""
-
-    number: int
-    seat: int
-    condemn: bool
-
-
-class Recompute(NamedTuple):
-    """Have Dask run the contributions and the fence of ``id`` again."""
-
-    id: Hashable
-
-
-Action = Allocate | Answer | Close | Prove | Vote | Ticket | Free | Recompute
-
-#: Answer to a request that has to be made again: the run that it belongs to is over.
-AGAIN = "again"
-
-
-@dataclass
-class Run:
-    """One run, as the conductor sees it."""
-
-    id: Hashable
-    number: int
-    #: output chunk (number inside the run) -> seat that owns it
-    owners: dict[int, int]
-    state: State = State.ALLOCATING
-    #: output chunk -> offset in its owner's arena
-    offsets: dict[int, int] = field(default_factory=dict)
-    #: seats that have been asked to allocate and have not answered
-    allocating: set[int] = field(default_factory=set)
-    #: seats that hold memory of this run
-    holders: set[int] = field(default_factory=set)
-    #: seats that may write (they joined and have not closed)
-    writers: set[int] = field(default_factory=set)
-    #: seats whose Close or Prove is under way
-    closing: set[int] = field(default_factory=set)
-    #: writers whose worker has left; they must be proven dead
-    lost: set[int] = field(default_factory=set)
-    #: seats that hold pieces back, those that have not voted, those that are exchanging
-    rest: set[int] = field(default_factory=set)
-    voting: set[int] = field(default_factory=set)
-    exchanging: set[int] = field(default_factory=set)
-    #: the ticket of its exchange, until it is told
-    ticket: int | None = None
-    #: join requests that wait for the memory: request -> seat
-    joins: dict[Hashable, int] = field(default_factory=dict)
-    fence: Hashable | None = None
-    condemned: bool = False
 
 
 class Conductor:
@@ -162,6 +69,8 @@ class Conductor:
     def __init__(self) -> None:
         self.runs: dict[Hashable, Run] = {}
         self.by_number: dict[int, Run] = {}
+        #: numbers of runs that are over, for whoever keeps facts about them
+        self.over: list[int] = []
         #: how often each run was started again, and the last number that had been given then
         self.restarts: dict[Hashable, tuple[int, int]] = {}
         #: the last ticket that was given
@@ -243,26 +152,24 @@ class Conductor:
         run = self.by_number.get(number)
         if run is None or seat not in run.closing:
             return []
+        if rest and seat not in run.lost:
+            run.rest.add(seat)
         for seats in (run.writers, run.closing, run.lost):
             seats.discard(seat)
-        if rest:
-            run.rest.add(seat)
         return self._settle(run)
 
     def not_closed(self, number: int, seat: int, error: Exception | None) -> list[Action]:
         """``seat`` may still be writing: the run's memory can be given to nobody.
 
-        With an ``error`` the fence gets it (a rank that is there does not answer); without one
-        the run starts again on other memory (a rank that left is not proven dead).
+        With an ``error`` the fence gets it (a rank that is there does not answer); without one,
+        a rank that left is not proven dead, and the run is being made again on other memory.
         """
         run = self.by_number.get(number)
         if run is None or seat not in run.closing or (error is not None and seat in run.lost):
             return []  # late; or it left while its Close was under way, and the proof decides
         run.condemned = True
-        actions: list[Action] = []
-        if run.state is not State.ENDING:
-            actions = self._restart(run.id) if error is None else self._end(run, error)
-        return [*actions, *self.closed(number, seat)]
+        actions = self._end(run, error) if run.state is not State.ENDING else []
+        return [*actions, *self.closed(number, seat, rest=True)]  # perhaps; it is freed there too
 
     # -------------------------------------------------------------------------- the exchange
     def voted(self, number: int, seat: int, ready: bool) -> list[Action]:
@@ -303,7 +210,8 @@ class Conductor:
         """The worker of ``seat`` has left."""
         actions: list[Action] = []
         for run in list(self.by_number.values()):
-            needed = seat in run.holders or seat in run.allocating or seat in run.rest
+            parts = (run.holders, run.allocating, run.writers, run.rest)
+            needed = any(seat in seats for seats in parts)
             for seats in (run.rest, run.voting, run.exchanging):
                 seats.discard(seat)
             run.holders.discard(seat)
@@ -381,6 +289,7 @@ class Conductor:
             return [Answer(request, run.number)]
         if run.state is State.ENDING:
             del self.by_number[run.number]
+            self.over.append(run.number)
             seats = sorted(run.holders | run.rest)
             return [Free(run.number, seat, run.condemned) for seat in seats]
         return []

@@ -47,9 +47,12 @@ class Lane:
         self._name = name
 
     def submit(self, ticket: int, job: Callable[[], object] | None) -> None:
-        """Execute ``job`` when it is the turn of ``ticket``; None: nothing to do here."""
+        """Execute ``job`` when it is the turn of ``ticket``; None: nothing to do here.
+
+        A ticket that was submitted before, or that is not this lane's own, changes nothing.
+        """
         with self._changed:
-            if ticket < self._next or self._closed:
+            if ticket < self._next or ticket in self._jobs or self._closed:
                 return
             self._jobs[ticket] = job
             if self._thread is None:
@@ -58,7 +61,11 @@ class Lane:
             self._changed.notify()
 
     def close(self, timeout: float | None = None) -> None:
-        """Execute what can be executed, then end the thread."""
+        """Execute what can be executed, then end the thread.
+
+        Jobs behind a ticket that is missing are dropped. With a ``timeout`` (seconds) it returns
+        after that time, whatever is left to do.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -66,15 +73,24 @@ class Lane:
             self._thread.join(timeout)
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._next in self._jobs or self._closed)
-                if self._next not in self._jobs:
-                    return
-                job = self._jobs.pop(self._next)
-                self._next += 1
-            if job is not None:
-                try:
-                    job()
-                except Exception:  # the job tells its run; the lane goes on with the next ticket
-                    logger.exception("ticket %d failed", self._next - 1)
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Execute the next ticket; False when the lane is closed and its ticket is missing.
+
+        On its own so that a job, and the pieces that it holds, are let go before the next wait.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._next in self._jobs or self._closed)
+            if self._next not in self._jobs:
+                self._jobs.clear()
+                return False
+            job = self._jobs.pop(self._next)
+            self._next += 1
+        if job is not None:
+            try:
+                job()
+            except BaseException:  # the job tells its run; all other runs need this thread
+                logger.exception("ticket %d failed", self._next - 1)
+        return True

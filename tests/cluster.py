@@ -20,6 +20,7 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+from dask.delayed import delayed
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster, wait
 from numpy.typing import NDArray
@@ -85,7 +86,8 @@ def _pid() -> int:
 
 def memory(client: Client) -> dict[str, dict[str, int]]:
     """What each rank's arena holds, by address."""
-    found: dict[str, dict[str, int]] = client.sync(client.scheduler.redist_memory)
+    scheduler: Any = client.scheduler
+    found: dict[str, dict[str, int]] = client.sync(scheduler.redist_memory)
     return found
 
 
@@ -101,7 +103,8 @@ def leftovers(client: Client) -> str:
 
 def runs(client: Client) -> list[RunReport]:
     """The reports of all runs, oldest first."""
-    reports: list[RunReport] = pickle.loads(client.sync(client.scheduler.redist_runs))
+    scheduler: Any = client.scheduler
+    reports: list[RunReport] = pickle.loads(client.sync(scheduler.redist_runs))
     return reports
 
 
@@ -123,7 +126,8 @@ def ar(*shape: int, dtype: Any = "f8", start: int = 0) -> NDArray[Any]:
 
 def fa(array: NDArray[Any], chunks: Any) -> da.Array:
     """The array in chunks."""
-    return da.from_array(array, chunks=chunks)
+    x: da.Array = da.from_array(array, chunks=chunks)
+    return x
 
 
 def placed(
@@ -140,7 +144,7 @@ def placed(
         owners = [i % len(addresses) for i in range(len(indices))]
     name = f"placed-{dask.base.tokenize(array, lazy.chunks, owners, object())}"
     ends = [np.cumsum([0, *sizes]) for sizes in lazy.chunks]
-    graph = {}
+    graph: dict[Any, Any] = {}
     for index, owner in zip(indices, owners, strict=True):
         box = tuple(slice(e[i], e[i + 1]) for e, i in zip(ends, index, strict=True))
         graph[(name, *index)] = client.submit(
@@ -206,9 +210,9 @@ def check(y: da.Array, want: NDArray[Any], chunks: Any = None) -> None:
 def facts(y: da.Array, *names: str) -> Iterator[tuple[Any, ...]]:
     """Index and the named (dotted) attributes of each block of a persisted array."""
     blocks = y.to_delayed().ravel()
-    look = dask.delayed(lambda block: tuple(attrgetter(name)(block) for name in names))
+    look = delayed(lambda block: tuple(attrgetter(name)(block) for name in names))
     indices = product(*map(range, y.numblocks))
-    for index, found in zip(indices, dask.compute(*map(look, blocks)), strict=True):
+    for index, found in zip(indices, dask.base.compute(*map(look, blocks)), strict=True):
         yield index, *found
 
 

@@ -3,7 +3,8 @@
 Every test that asks for ``client`` (or ``relayout``) runs once for each number of ranks: 1, 2 and
 3, with ``--everything`` 5 and 7 and 4 too. Tests marked ``sample`` run on all six always;
 ``ranks(2, 3)`` names the counts of a test that makes sense on these only. Tests are ordered by
-number of ranks, so that each cluster is started once.
+number of ranks, so that each cluster is started once. Tests marked ``wires`` run over Dask's comms
+on 3 ranks too, with ``--everything`` over each wire that can be forced.
 """
 
 import gc
@@ -16,7 +17,8 @@ from cluster import DASK_COMM, SHARED_MEMORY, Clusters, Relayout, leftovers, ran
 from distributed import Client
 
 USUAL, MANY = (1, 2, 3), (1, 2, 3, 4, 5, 7)
-WIRES = [(None, n) for n in MANY] + [(DASK_COMM, 2), (DASK_COMM, 3), (SHARED_MEMORY, 3)]
+FORCED = [(3, DASK_COMM)]
+ALL_FORCED = [(2, DASK_COMM), (3, DASK_COMM), (3, SHARED_MEMORY)]
 
 failed = pytest.StashKey[bool]()
 
@@ -32,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "ranks(*counts): the numbers of ranks that this test is for",
         "sample: runs on 4, 5 and 7 ranks too, always",
-        "wires: runs over each wire that can be forced, too",
+        "wires: runs over wires that have to be forced, too",
         "erring: its tasks raise, so worker logs may say that a computation failed",
     ):
         config.addinivalue_line("markers", line)
@@ -43,14 +45,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     node = metafunc.definition
     counts = _counts(node, metafunc.config)
+    chosen: list[tuple[int, str | None]] = [(n, None) for n in counts]
     if node.get_closest_marker("wires"):
-        chosen = [(wire, n) for wire, n in WIRES if n in counts]
-    else:
-        chosen = [(None, n) for n in counts]
+        forced = ALL_FORCED if metafunc.config.getoption("everything") else FORCED
+        chosen += [(n, wire) for n, wire in forced if n in counts]
     metafunc.parametrize(
         "cluster_of",
-        [(n, wire) for wire, n in chosen],
-        ids=[f"{n} ranks" + (f", {wire}" if wire else "") for wire, n in chosen],
+        chosen,
+        ids=[f"{n} ranks" + (f", {wire}" if wire else "") for n, wire in chosen],
         indirect=True,
     )
 
@@ -69,7 +71,8 @@ def _counts(node: Any, config: pytest.Config) -> tuple[int, ...]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def order(item: pytest.Item) -> tuple[int, str]:
         callspec = getattr(item, "callspec", None)
-        ranks, wire = callspec.params.get("cluster_of", (0, None)) if callspec else (0, None)
+        cluster = callspec.params.get("cluster_of") if callspec else None
+        ranks, wire = cluster if isinstance(cluster, tuple) else (0, None)  # none left: no tuple
         return ranks, wire or ""
 
     items.sort(key=order)

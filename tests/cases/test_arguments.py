@@ -67,12 +67,14 @@ UNKNOWN = re.compile(r"axis 0 are unknown \(nan\).*compute_chunk_sizes\(\)")
 
 def rows_above_20() -> da.Array:
     x = fa(ar(12, 6), (4, 6))
-    return x[x[:, 0] > 20]
+    found: da.Array = x[x[:, 0] > 20]
+    return found
 
 
 def tail() -> da.Array:
     x = fa(ar(13), ((4, 4, 4, 1),))
-    return x[x > 5]
+    found: da.Array = x[x > 5]
+    return found
 
 
 def test_un01_unknown_lengths_on_an_axis_that_stays(client: Client, relayout: Relayout) -> None:

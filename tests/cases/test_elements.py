@@ -129,8 +129,8 @@ def test_dt14_bits_survive(relayout: Relayout) -> None:
 @pytest.mark.erring
 def test_dt16_blocks_of_another_type_than_declared(relayout: Relayout) -> None:
     # https://github.com/dask/dask/issues/6690
-    x = fa(ar(8), 3).map_blocks(
-        lambda b: (b * 0.25).astype("f4"), dtype="f8", meta=np.empty(0, "f8")
+    x = da.map_blocks(
+        lambda b: (b * 0.25).astype("f4"), fa(ar(8), 3), dtype="f8", meta=np.empty(0, "f8")
     )
     with pytest.raises(dr.ChunkMismatchError, match=r"dtype float32.*float64"):
         relayout(x, ((8,),)).compute()
@@ -140,7 +140,7 @@ def test_dt16_blocks_of_another_type_than_declared(relayout: Relayout) -> None:
 @pytest.mark.erring
 def test_dt17_blocks_shorter_than_declared(relayout: Relayout) -> None:
     # https://github.com/dask/dask/issues/4292 (Dask's own rechunk returns 4 of 6 elements)
-    x = fa(ar(6), 3).map_blocks(lambda b: b[:2], dtype="f8")
+    x = da.map_blocks(lambda b: b[:2], fa(ar(6), 3), dtype="f8")
     with pytest.raises(dr.ChunkMismatchError, match=r"shape \(2,\).*shape \(3,\)"):
         relayout(x, ((6,),)).compute()
     assert relayout.reports()
@@ -173,8 +173,9 @@ def test_ma01_the_mask_travels(client: Client, caplog: pytest.LogCaptureFixture)
 
 def test_ma02_some_blocks_masked(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     # https://github.com/dask/dask/issues/5911
-    x = fa(ar(9), 3).map_blocks(
+    x = da.map_blocks(
         lambda b: np.ma.masked_greater(b, 6) if b[0] > 2 else b,
+        fa(ar(9), 3),
         dtype="f8",
         meta=np.ma.array(np.empty(0)),
     )
@@ -187,13 +188,15 @@ def test_ma04_ma05_masked_reductions(client: Client, caplog: pytest.LogCaptureFi
     # (no uint8: a worker cannot even receive such a block, the default fill value does not fit)
     small = fa(np.ma.masked_equal(np.arange(10, dtype="i4"), 9), 4)
     assert fallen_back(client, small, ((7, 3),), caplog).max().compute() == 8
-    holes = fa(np.ma.array([5.0, -900, 1, 3], mask=[0, 1, 0, 0]), 2)
+    holes = fa(np.ma.array([5.0, -900, 1, 3], mask=[False, True, False, False]), 2)
     y = fallen_back(client, holes, ((1, 3),), caplog)
     assert da.compute(y.mean(), y.sum()) == (3.0, 9.0)
 
 
 @pytest.mark.erring
 def test_masked_blocks_under_a_plain_array_are_refused(relayout: Relayout) -> None:
-    x = fa(ar(9), 3).map_blocks(lambda b: np.ma.masked_greater(b, 6), dtype="f8", meta=np.empty(0))
+    x = da.map_blocks(
+        lambda b: np.ma.masked_greater(b, 6), fa(ar(9), 3), dtype="f8", meta=np.empty(0)
+    )
     with pytest.raises(dr.ChunkMismatchError, match="MaskedArray"):
         relayout(x, ((4, 5),)).compute()

@@ -25,8 +25,8 @@ def test_th04_ranks_come_at_different_times(relayout: Relayout, client: Client) 
         time.sleep(0.05 * addresses.index(get_worker().address))
         return block
 
-    x = placed(client, ar(9, 8), (4, 3)).map_blocks(late, dtype="f8")
-    found = dask.compute(relayout(x, (9, 2)), x.sum(0), relayout(x, (3, 8)), x.max(1))
+    x = da.map_blocks(late, placed(client, ar(9, 8), (4, 3)), dtype="f8")
+    found = dask.base.compute(relayout(x, (9, 2)), x.sum(0), relayout(x, (3, 8)), x.max(1))
     wanted = (ar(9, 8), ar(9, 8).sum(0), ar(9, 8), ar(9, 8).max(1))
     for got, want in zip(found, wanted, strict=True):
         same(got, want)
@@ -82,7 +82,7 @@ def test_zm01_ranks_that_send_and_receive_nothing(relayout: Relayout) -> None:
 @pytest.mark.erring
 def test_zm03_other_lengths_than_declared(relayout: Relayout) -> None:
     # https://github.com/NVIDIA/nccl/issues/1417
-    x = fa(ar(7), ((3, 4),)).map_blocks(lambda b: b[:3], dtype="f8")
+    x = da.map_blocks(lambda b: b[:3], fa(ar(7), ((3, 4),)), dtype="f8")
     with pytest.raises(dr.ChunkMismatchError, match=r"chunk \(1,\).*shape \(3,\).*shape \(4,\)"):
         relayout(x, 7).compute()
     assert relayout.reports()
@@ -91,8 +91,8 @@ def test_zm03_other_lengths_than_declared(relayout: Relayout) -> None:
 @pytest.mark.erring
 def test_zm04_other_types_on_other_ranks(relayout: Relayout) -> None:
     # https://github.com/pytorch/pytorch/issues/150248
-    x = fa(ar(6), 3).map_blocks(
-        lambda b, block_id: b.astype("f4") if block_id == (1,) else b, dtype="f8"
+    x = da.map_blocks(
+        lambda b, block_id: b.astype("f4") if block_id == (1,) else b, fa(ar(6), 3), dtype="f8"
     )
     with pytest.raises(dr.ChunkMismatchError, match=r"chunk \(1,\).*dtype float32"):
         relayout(x, 6).compute()

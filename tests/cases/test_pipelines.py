@@ -38,7 +38,7 @@ def test_pl04_there_and_back_around_an_fft(relayout: Relayout) -> None:
 
 def test_pl05_to_the_chunks_of_a_store(relayout: Relayout, tmp_path: Path) -> None:
     # https://github.com/dask/dask/issues/12583
-    z = zarr.create_array(tmp_path / "z", shape=(9, 12), chunks=(6, 5), dtype="f8")
+    z: Any = zarr.create_array(tmp_path / "z", shape=(9, 12), chunks=(6, 5), dtype="f8")
     da.store(relayout(fa(ar(9, 12), (3, 2)), (6, 5)), z, lock=False)
     same(z[:], ar(9, 12))
 
@@ -59,21 +59,24 @@ def test_pl08_medians(relayout: Relayout, axis: int) -> None:
 
 def test_st01_whole_shards_written_at_once(relayout: Relayout, tmp_path: Path) -> None:
     # https://github.com/dask/dask/issues/12583
-    z = zarr.create_array(tmp_path / "z", shape=(12, 9), chunks=(3, 3), shards=(6, 6), dtype="f8")
+    z: Any = zarr.create_array(
+        tmp_path / "z", shape=(12, 9), chunks=(3, 3), shards=(6, 6), dtype="f8"
+    )
     da.store(relayout(fa(ar(12, 9), (3, 3)), (6, 6)), z, lock=False)
     same(z[:], ar(12, 9))
 
 
 def stored(path: Path, array: NDArray[Any], chunks: tuple[int, ...]) -> da.Array:
-    z = zarr.create_array(path, shape=array.shape, chunks=chunks, dtype=array.dtype)
+    z: Any = zarr.create_array(path, shape=array.shape, chunks=chunks, dtype=array.dtype)
     z[:] = array
-    return da.from_zarr(z)
+    x: da.Array = da.from_zarr(z)
+    return x
 
 
 def test_st04_from_one_group_of_a_store_to_another(relayout: Relayout, tmp_path: Path) -> None:
     # https://github.com/cubed-dev/cubed/issues/896
     x = stored(tmp_path / "store" / "a", ar(12, 9), (3, 9))
-    z = zarr.create_array(tmp_path / "store" / "b", shape=(12, 9), chunks=(12, 2), dtype="f8")
+    z: Any = zarr.create_array(tmp_path / "store" / "b", shape=(12, 9), chunks=(12, 2), dtype="f8")
     da.store(relayout(x, (12, 2)), z, lock=False)
     same(z[:], ar(12, 9))
     same(zarr.open_array(tmp_path / "store" / "a", mode="r")[:], ar(12, 9))
@@ -85,7 +88,9 @@ def test_pp05_batch_after_batch_from_three_threads(relayout: Relayout, tmp_path:
     def batch(number: int) -> None:
         a = ar(12, 9, start=1000 * number)
         x = stored(tmp_path / f"in{number}", a, (3, 9))
-        z = zarr.create_array(tmp_path / f"out{number}", shape=(12, 9), chunks=(12, 2), dtype="f8")
+        z: Any = zarr.create_array(
+            tmp_path / f"out{number}", shape=(12, 9), chunks=(12, 2), dtype="f8"
+        )
         da.store(relayout(x, (12, 2)), z, lock=False)
         same(z[:], a)
 

@@ -8,8 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import dask
 import dask.array as da
+import dask.base
 import numpy as np
 import pytest
 from cluster import Relayout, ar, fa, new_runs, owners, placed, same
@@ -29,7 +29,7 @@ def test_a_result_shares_memory_with_nothing(relayout: Relayout, client: Client)
     y = relayout(x, x.chunks).persist()
     z = relayout(x, dr.Slab.Y).persist()
     wait([y, z])
-    wait(y.map_blocks(spoil, dtype=y.dtype).persist())
+    wait(da.map_blocks(spoil, y, dtype=y.dtype).persist())
     same(x.compute(), ar(9, 8))
     same(z.compute(), ar(9, 8))
 
@@ -38,14 +38,14 @@ def test_an_input_that_is_spoiled_leaves_the_result(relayout: Relayout, client: 
     x = placed(client, ar(9, 8), (3, 8))
     y = relayout(x, x.chunks).persist()
     wait(y)
-    wait(x.map_blocks(spoil, dtype=x.dtype).persist())
+    wait(da.map_blocks(spoil, x, dtype=x.dtype).persist())
     same(y.compute(), ar(9, 8))
 
 
 def test_memory_handed_out_again_holds_nothing_of_the_last_run(relayout: Relayout) -> None:
     x = fa(ar(12, 9), (5, 9))
     for _ in range(5):
-        y = relayout(x, (12, 2)).map_blocks(spoil, dtype="f8")
+        y = da.map_blocks(spoil, relayout(x, (12, 2)), dtype="f8")
         same(y.compute(), np.full((12, 9), -1.0))
         del y
         same(relayout(x, (12, 4)).compute(), ar(12, 9))
@@ -57,7 +57,8 @@ def test_results_spoiled_while_other_runs_go_on(relayout: Relayout) -> None:
     def work(number: int) -> None:
         chunks = (12, 1 + number % 4)
         if number % 2:
-            same(relayout(x, chunks).map_blocks(spoil, dtype="f8").compute(), -np.ones((12, 9)))
+            spoiled = da.map_blocks(spoil, relayout(x, chunks), dtype="f8")
+            same(spoiled.compute(), -np.ones((12, 9)))
         else:
             same(relayout(x, chunks).compute(), ar(12, 9))
 
@@ -132,7 +133,7 @@ def test_a_chain_that_meets_what_it_came_from(relayout: Relayout) -> None:
 
 def test_an_input_that_two_runs_share(relayout: Relayout) -> None:
     x = fa(ar(12, 9), (5, 9)) + 1
-    columns, rows = dask.compute(relayout(x, dr.Slab.Y), relayout(x, dr.Slab.X))
+    columns, rows = dask.base.compute(relayout(x, dr.Slab.Y), relayout(x, dr.Slab.X))
     same(columns, ar(12, 9) + 1)
     same(rows, ar(12, 9) + 1)
     y = relayout(x, dr.Slab.Y)
@@ -181,7 +182,7 @@ def test_a_pickled_graph(relayout: Relayout) -> None:
 
 def test_a_graph_that_was_optimized_before(relayout: Relayout) -> None:
     y = relayout(fa(ar(9, 8), (4, 3)) + 1, dr.Slab.Y)[:, 2:]
-    (optimized,) = dask.optimize(y)
+    (optimized,) = dask.base.optimize(y)
     same(optimized.compute(), ar(9, 8)[:, 2:] + 1)
 
 

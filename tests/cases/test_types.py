@@ -26,11 +26,13 @@ def filled(dtype: Any, *shape: int) -> NDArray[Any]:
     dtype = np.dtype(dtype)
     if dtype.kind == "V":
         raw = (index[..., None] * 7 + np.arange(dtype.itemsize)).astype("u1")
-        return np.ascontiguousarray(raw).view(dtype)[..., 0]
+        items: NDArray[Any] = np.ascontiguousarray(raw).view(dtype)[..., 0]
+        return items
     if dtype.kind in "SU":
         return index.astype("U5").astype(dtype)
     if dtype.kind == "b":
-        return index % 3 == 0
+        third: NDArray[Any] = index % 3 == 0
+        return third
     if dtype.kind == "c":
         return (index - 0.5j * index).astype(dtype)
     return (index % 120).astype(dtype)

@@ -1,0 +1,138 @@
+"""How a rank reaches others: through their memory where that is proven, else by messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any
+
+from distributed import Worker
+from distributed.protocol.serialize import to_serialize
+
+from dask_redist import config
+from dask_redist.arena import Arena
+from dask_redist.peers import LocalPeer, NotAttached, PageBudget, Peer, attach
+from dask_redist.ranks import Seat
+from dask_redist.run import RunTable
+from dask_redist.wires import MemoryWire, MessageWire, Wire
+
+logger = logging.getLogger(__name__)
+
+
+class Reach:
+    """A rank's wires.
+
+    Parameters
+    ----------
+    worker
+        The rank's worker; messages go over its own RPC (TLS included).
+    arena
+        The rank's own memory.
+    budget
+        Bytes of peers' pages that may stay mapped.
+    call
+        Runs a coroutine on the worker's event loop, from another thread.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        arena: Arena,
+        budget: int,
+        call: Callable[[Coroutine[Any, Any, Any]], Any],
+    ) -> None:
+        self.seat = -1  # until the scheduler has given us one
+        self._worker = worker
+        self._arena = arena
+        self._pages = PageBudget(budget)
+        self._call = call
+        self._peers: dict[int, Peer | None] = {}
+        self._gone: set[int] = set()
+        self._sending: dict[int, set[asyncio.Future[Any]]] = {}
+        self._lock = threading.Lock()
+
+    def wire_to(self, table: RunTable, seat: int) -> Wire:
+        """The best wire to one owner of a run.
+
+        Raises
+        ------
+        OSError
+            The owner has left.
+        """
+        owner = table.owners[seat]
+        peer = self._peer(owner)
+        if peer is not None:
+            return MemoryWire(peer, writer=self.seat if seat != self.seat else None)
+        send = partial(self._send, table.number, owner)
+        return MessageWire(send, config.nbytes("message-bytes"), name="dask comm")
+
+    def wires(self, seats: Iterable[Any]) -> dict[int, str]:
+        """The kind of wire to each of the ``seats``."""
+        peers = ((Seat(*s).seat, self._peer(Seat(*s))) for s in seats)
+        return {seat: "dask comm" if peer is None else peer.wire for seat, peer in peers}
+
+    def all_there(self, seats: Iterable[int]) -> bool:
+        """Whether none of the ``seats`` is known to have left."""
+        return self._gone.isdisjoint(seats)
+
+    def left(self, seat: int) -> None:
+        """A rank has left: its memory stays until the last peer unmaps it."""
+        self._gone.add(seat)
+        for message in self._sending.pop(seat, ()):
+            message.cancel()
+        peer = self._peers.pop(seat, None)
+        if peer is not None:
+            peer.close()
+
+    def close(self) -> None:
+        """Unmap all peers."""
+        while self._peers:
+            _, peer = self._peers.popitem()
+            if peer is not None:
+                peer.close()
+
+    def _peer(self, owner: Seat) -> Peer | None:
+        """A view of the owner's arena; None where only messages reach it."""
+        if owner.seat in self._gone:
+            raise OSError(f"rank on {owner.address} has left")
+        try:
+            return self._peers[owner.seat]
+        except KeyError:
+            pass
+        forced = config.get("wire")
+        peer: Peer | None = None
+        if owner.seat == self.seat:
+            peer = LocalPeer(self._arena)
+        elif forced in (None, "shared memory"):
+            try:
+                peer = attach(owner.card, self._pages)
+            except NotAttached as error:
+                if forced:
+                    raise
+                logger.info("rank on %s is reached by messages: %s", owner.address, error)
+        with self._lock:
+            return self._peers.setdefault(owner.seat, peer)
+
+    def _send(self, number: int, owner: Seat, headers: Any, buffers: Any) -> None:
+        self._call(self._post(number, owner, headers, buffers))
+
+    async def _post(self, number: int, owner: Seat, headers: Any, buffers: Any) -> None:
+        """Send one message of pieces; given up as soon as the owner is known to have left."""
+        if owner.seat in self._gone:
+            raise OSError(f"rank on {owner.address} has left")
+        message = asyncio.ensure_future(
+            self._worker.rpc(owner.address).redist_write(
+                number=number, headers=headers, buffers=[to_serialize(b) for b in buffers]
+            )
+        )
+        sending = self._sending.setdefault(owner.seat, set())
+        sending.add(message)
+        try:
+            await message
+        except asyncio.CancelledError:
+            raise OSError(f"rank on {owner.address} has left") from None
+        finally:
+            sending.discard(message)

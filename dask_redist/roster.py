@@ -1,0 +1,141 @@
+"""The ranks, as the scheduler knows them: who they are, how to call them, who owns which chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from distributed import Scheduler
+
+from dask_redist.arena import ArenaCard
+from dask_redist.errors import RunTimeoutError
+from dask_redist.ranks import RankSet, Seat
+
+
+class Roster:
+    """The rank set of a scheduler, and calls to its ranks.
+
+    Parameters
+    ----------
+    scheduler
+        The scheduler.
+    timeout
+        Seconds that a rank may take to answer.
+    """
+
+    def __init__(self, scheduler: Scheduler, timeout: float) -> None:
+        self.scheduler = scheduler
+        self.timeout = timeout
+        self.ranks = RankSet()
+        #: seats of workers that have left, while a run may need a proof of their death
+        self.left: dict[int, Seat] = {}
+        self._makers: dict[Any, str] = {}
+        self._wires: tuple[tuple[int, ...], dict[int, dict[int, str]]] = (), {}
+
+    def arrive(self, card: Iterable[Any], **facts: Any) -> Seat:
+        """Seat a worker."""
+        return self.ranks.arrive(card=ArenaCard(*card), **facts)
+
+    def leave(self, address: str) -> Seat | None:
+        """Take a worker's seat away and tell the others; its seat if it had one."""
+        seat = self.ranks.leave(address)
+        if seat is not None:
+            self.left[seat.seat] = seat
+            self.tell_all({"op": "redist-left", "seat": seat.seat})
+        return seat
+
+    def find(self, seat: int) -> Seat | None:
+        """A seat by its number, if its worker is there."""
+        return self.ranks.by_number.get(seat)
+
+    def rank(self, seat: Seat) -> int | str:
+        """The rank that a seat has now, for messages."""
+        return next((r for r, s in enumerate(self.ranks.table()) if s.seat == seat.seat), "?")
+
+    def numbers(self) -> dict[str, int]:
+        """Address to rank."""
+        return {seat.address: rank for rank, seat in enumerate(self.ranks.table())}
+
+    async def ask(self, seat: Seat, op: str, **arguments: Any) -> Any:
+        """Call a rank's handler.
+
+        Raises
+        ------
+        RunTimeoutError
+            It did not answer within ``redist.timeout``; names the rank.
+        OSError
+            It has left.
+        """
+        call = getattr(self.scheduler.rpc(seat.address), op)(**arguments)
+        try:
+            return await asyncio.wait_for(call, self.timeout)
+        except TimeoutError:
+            raise RunTimeoutError(
+                f"rank {self.rank(seat)} on {seat.address} did not answer {op} within "
+                f"{self.timeout:g} s (redist.timeout)"
+            ) from None
+
+    async def ask_all(self, op: str, **arguments: Any) -> dict[Seat, Any]:
+        """Call a handler of every rank."""
+        seats = self.ranks.table()
+        replies = await asyncio.gather(*(self.ask(s, op, **arguments) for s in seats))
+        return dict(zip(seats, replies, strict=True))
+
+    def tell_all(self, message: dict[str, Any]) -> None:
+        """Send every rank a message; messages to one rank stay in order."""
+        for seat in self.ranks.table():
+            self.scheduler.worker_send(seat.address, message)
+
+    async def complete(self, n_ranks: int | None, timeout: float) -> dict[str, Any]:
+        """Number the ranks when all workers are there; their table, and who reaches whom how.
+
+        Raises
+        ------
+        RunTimeoutError
+            They did not come in time; says how many did and who is missing.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            here = {s.address for s in (*self.ranks.arrived, *self.ranks.seated.values())}
+            missing = [w for w in self.scheduler.workers if w not in here]
+            if not missing and len(here) >= (n_ranks or 1):
+                break
+            if time.monotonic() > deadline:
+                raise RunTimeoutError(
+                    f"{len(here)} of {n_ranks or len(self.scheduler.workers) or 1} ranks came "
+                    f"within {timeout:g} s"
+                    + (f"; no answer from {', '.join(missing)}" if missing else "")
+                    + "; start more workers or raise timeout="
+                )
+            await asyncio.sleep(0.02)
+        self.ranks.seal()
+        table = [tuple(seat) for seat in self.ranks.table()]
+        seats = tuple(seat.seat for seat in self.ranks.table())
+        if self._wires[0] != seats:  # asked once for each set of ranks
+            replies = await self.ask_all("redist_reach", seats=table)
+            self._wires = seats, {seat.seat: reply for seat, reply in replies.items()}
+        return {"ranks": table, "wires": self._wires[1]}
+
+    # ------------------------------------------------------------------------------- chunks
+    def computed(self, key: Any, address: str) -> None:
+        """A worker has computed a chunk: it owns it, whoever gets copies."""
+        self._makers[key] = address
+
+    def forget(self, key: Any) -> None:
+        """A chunk is in memory no more."""
+        self._makers.pop(key, None)
+
+    def owner(self, ts: Any) -> str:
+        """The address that owns a chunk; empty where it is not in memory."""
+        holders = sorted(ws.address for ws in (ts.who_has or ())) if ts is not None else []
+        if not holders:
+            return ""
+        maker = self._makers.get(ts.key, "")
+        return maker if maker in holders else str(holders[0])
+
+    def owners(self, keys: Iterable[Any]) -> list[int]:
+        """The rank that owns each chunk, -1 where it is not in memory."""
+        ranks, tasks = self.numbers(), self.scheduler.tasks
+        return [ranks.get(self.owner(tasks.get(key)), -1) for key in keys]
