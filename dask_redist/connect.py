@@ -151,7 +151,7 @@ async def _connect(client: Client, n_ranks: int | None, timeout: float) -> Ranks
         await client.register_plugin(SchedulerShell())
         await client.register_plugin(Rank())
     reply = await ask(client, "redist_connect", n_ranks=n_ranks, timeout=timeout)
-    seats = tuple(Seat(*row) for row in reply["ranks"])
+    seats = tuple(Seat.of(row) for row in reply["ranks"])
     rank = {seat.seat: r for r, seat in enumerate(seats)}
     wires = {
         (rank[int(a)], rank[int(b)]): wire

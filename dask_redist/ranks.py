@@ -8,6 +8,7 @@ A *seat* is one incarnation of a rank: a number that is never given again.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,6 +28,12 @@ class Seat(NamedTuple):
     memory_limit: int
     nthreads: int
     mpi_rank: int | None = None
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Seat:
+        """A seat from the plain tuple that a message makes of it."""
+        seat = cls(*row)
+        return seat._replace(card=ArenaCard(*seat.card))
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

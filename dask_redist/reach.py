@@ -71,7 +71,7 @@ class Reach:
 
     def wires(self, seats: Iterable[Any]) -> dict[int, str]:
         """The kind of wire to each of the ``seats``."""
-        peers = ((Seat(*s).seat, self._peer(Seat(*s))) for s in seats)
+        peers = ((seat.seat, self._peer(seat)) for seat in map(Seat.of, seats))
         return {seat: "dask comm" if peer is None else peer.wire for seat, peer in peers}
 
     def all_there(self, seats: Iterable[int]) -> bool:

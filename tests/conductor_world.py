@@ -6,9 +6,8 @@ messages are delivered in any order. Two only keep theirs, as a rank's handlers 
 is freed at a seat after its allocation has begun there, and a Close refuses a table that comes
 after it.
 
-After every event the world checks itself (`check`): nobody who can still write a run's memory does
-so where that memory is a published result, a user's array or another run's; every request waits
-for something that is under way.
+What it hears from the conductor is checked here at once, what must be true after every event in
+`conductor_checks.py`.
 """
 
 from __future__ import annotations
@@ -16,75 +15,33 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from conductor_lanes import Lanes, Turns
+from conductor_messages import Allocated, Closed, Late, Quiet, Table
 
 from dask_redist.conductor import (
     Action,
     Allocate,
     Answer,
     Close,
-    Conductor,
     Free,
     Prove,
     Recompute,
     State,
+    Ticket,
 )
 from dask_redist.errors import AdmissionError, RunTimeoutError
-
-
-class Late(NamedTuple):
-    """A seat goes on allocating after the conductor has stopped to wait for it."""
-
-    number: int
-    seat: int
-    outputs: tuple[int, ...]
-
-
-class Allocated(NamedTuple):
-    """A seat's answer to an Allocate."""
-
-    number: int
-    seat: int
-    offsets: dict[int, int]
-
-
-class Table(NamedTuple):
-    """The answer to a join, on its way to the seat: it may write from now on."""
-
-    number: int
-    seat: int
-
-
-class Quiet(NamedTuple):
-    """The last writer of a seat leaves a run that was closed there."""
-
-    number: int
-    seat: int
-
-
-class Closed(NamedTuple):
-    """A seat's answer to a Close."""
-
-    number: int
-    seat: int
-
-
-Message = Allocate | Late | Allocated | Table | Close | Quiet | Closed | Prove | Free
 
 USER = "user"
 CONDEMNED = "condemned"
 
 
 @dataclass
-class World:
+class Happenings(Lanes):
     """Seats, their memory and what is in flight; drives one conductor."""
 
-    conductor: Conductor = field(default_factory=Conductor)
-    #: seats whose worker is there
-    present: set[int] = field(default_factory=set)
     #: seats whose process has ended (one that left may live on)
     dead: set[int] = field(default_factory=set)
-    flying: list[Message] = field(default_factory=list)
     #: block -> who has it: a run's number, a user, nobody ever again; free blocks are not here
     memory: dict[tuple[int, int], int | str] = field(default_factory=dict)
     #: block of each output of a run, as far as it was allocated
@@ -112,9 +69,12 @@ class World:
     seats: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     # -------------------------------------------------------------------- what Dask and users do
-    def arrive(self) -> int:
+    def arrive(self, *, far: bool = False) -> int:
         seat = next(self.seats)
         self.present.add(seat)
+        self.lanes[seat] = Turns(self.conductor.ticket + 1)
+        if far:
+            self.far.add(seat)
         return seat
 
     def join(self, id: str, seat: int, owners: Mapping[int, int]) -> Hashable:
@@ -126,6 +86,7 @@ class World:
             assert number > max(self.ids, default=0), "numbers rise"
             self.ids[number] = id
             self.blocks[number] = {}
+            self.owners[number] = set(owners.values())
             self.do(actions)
         self.joins[request] = id, seat
         self.do(self.conductor.join(id, seat, request))
@@ -153,6 +114,8 @@ class World:
     def leave(self, seat: int, *, dead: bool) -> None:
         """The worker has left; its process may be dead, or live on for a while."""
         self.present.remove(seat)
+        del self.lanes[seat]
+        self.due = {(s, n) for s, n in self.due if s != seat}
         self.do(self.conductor.lost(seat))
         if dead:
             self.die(seat)
@@ -179,6 +142,9 @@ class World:
                 self.recomputed.append(str(action.id))
                 assert action.id not in self.conductor.runs, "a run goes on while it is made again"
                 self.gone(str(action.id))  # Dask releases the fence
+            elif isinstance(action, Ticket):
+                self.over.add(action.number)
+                self.ticket(action)
             else:
                 if not isinstance(action, Allocate):
                     self.over.add(action.number)
@@ -209,8 +175,10 @@ class World:
             self.over.add(value)
             writing = {s for s, n in self.may_write if n == value}
             assert not writing, f"run {value} is published while {writing} may write"
+            held = {s for s, n in self.rests if n == value}
+            assert not held, f"run {value} is published without the pieces of {held}"
             there = {s for (s, _), n in self.memory.items() if n == value}
-            assert there >= set(self.conductor.by_number[value].owners.values())
+            assert there >= self.owners[value]
 
     def deliver(self, index: int, how: int = 0) -> None:
         """Deliver one message; ``how`` chooses among what can become of it, 0 is all well."""
@@ -229,14 +197,16 @@ class World:
             case Table(number, seat):
                 if (seat, number) not in self.refused:
                     self.tables.add((seat, number))
+                    if seat in self.far:
+                        self.rests.add((seat, number))
             case Close(number, seat):
                 self._close(number, seat, how)
             case Quiet(number, seat):
                 self.may_write.discard((seat, number))
                 if seat not in self.dead:
-                    self.flying.append(Closed(number, seat))
-            case Closed(number, seat):
-                self._closed(number, seat, how)
+                    self.flying.append(Closed(number, seat, (seat, number) in self.rests))
+            case Closed():
+                self._closed(message, how)
             case Prove(number, seat, _):
                 if (seat, number) not in self.may_write:
                     self.do(self.conductor.closed(number, seat))
@@ -245,6 +215,8 @@ class World:
                     self.do(self.conductor.not_closed(number, seat, None))
             case Free():
                 self._free(message)
+            case _:
+                self.exchange(message, how)
 
     def _allocate(self, message: Allocate, how: int) -> None:
         number, seat, outputs = message
@@ -274,16 +246,17 @@ class World:
         self.refused.add((seat, number))
         if (seat, number) not in self.tables:
             self.may_write.discard((seat, number))
-            self.flying.append(Closed(number, seat))
+            self.flying.append(Closed(number, seat, False))
         elif how == 1:  # a writer hangs: the conductor is told so, and the writer goes on
             self.doubted.add(number)
             self.do(self.conductor.not_closed(number, seat, RunTimeoutError("hangs")))
         else:
             self.flying.append(Quiet(number, seat))
 
-    def _closed(self, number: int, seat: int, how: int) -> None:
+    def _closed(self, message: Closed, how: int) -> None:
+        number, seat, rest = message
         if seat in self.present or how == 0:
-            return self.do(self.conductor.closed(number, seat))
+            return self.do(self.conductor.closed(number, seat, rest))
         if how != 2:  # the timeout ran out when the seat had left: the proof has to decide
             self.do(self.conductor.not_closed(number, seat, RunTimeoutError("left")))
 
@@ -292,56 +265,12 @@ class World:
         assert (number, seat) not in self.freed, f"run {number} is freed twice on seat {seat}"
         assert number in self.doubted or not condemn, f"run {number} is condemned without need"
         self.freed.add((number, seat))
+        assert not {s for s, n in self.due if n == number}, f"run {number} is freed while it moves"
         if seat not in self.present:
             return
+        self.rests.discard((seat, number))
         for block in [b for b, n in self.memory.items() if n == number and b[0] == seat]:
             if condemn:
                 self.memory[block] = CONDEMNED
             else:
                 del self.memory[block]
-
-    # ----------------------------------------------------------------------------------- checks
-    def check(self) -> None:
-        """What must be true after every event."""
-        for seat, number in self.may_write:
-            assert number not in self.published, f"seat {seat} can write published run {number}"
-            for block in self.blocks[number].values():
-                if block[0] in self.present:
-                    has = self.memory.get(block, "nobody")
-                    assert has in (number, CONDEMNED), f"seat {seat} can write {block} of {has}"
-        runs, by_number = self.conductor.runs, self.conductor.by_number
-        for id, number in self.receipts.items():
-            now = runs[id].number if id in runs else None
-            assert now == number, f"run {number} is over, but its fence does not come again"
-        assert {r.number for r in runs.values()} == {
-            n for n, r in by_number.items() if r.state is not State.ENDING
-        }
-        waiting = {r for run in by_number.values() for r in (*run.joins, run.fence)} - {None}
-        assert waiting == {*self.joins, *self.fences}, "a request that waits is forgotten"
-        for run in by_number.values():
-            assert not run.holders - self.present, "memory of a seat that left is counted on"
-            self._waits_for(run.number, run.allocating, (Allocate, Allocated))
-            self._waits_for(run.number, run.closing, (Close, Quiet, Closed, Prove))
-            if run.state in (State.CLOSING, State.ENDING):
-                assert run.writers == run.closing
-                assert run.writers or run.allocating, f"run {run.number} waits for nothing"
-            assert run.state is not State.ALLOCATING or run.allocating
-
-    def _waits_for(self, number: int, seats: set[int], kinds: tuple[type, ...]) -> None:
-        under_way = {(m.number, m.seat) for m in self.flying if isinstance(m, kinds)}
-        assert {(number, seat) for seat in seats} <= under_way, "it waits for an answer for ever"
-
-    def finish(self) -> None:
-        """No fence is wanted any more, and all messages arrive: then nothing is left."""
-        for id in {*self.ids.values(), *self.recomputed}:
-            self.forget(id)
-        while self.flying:
-            self.deliver(0)
-            self.check()
-        assert not self.conductor.runs
-        assert not self.conductor.by_number
-        assert not self.conductor.restarts
-        assert not self.joins
-        assert not self.fences
-        left = {b: n for b, n in self.memory.items() if b[0] in self.present and n in self.ids}
-        assert not left, f"blocks that nobody will free: {left}"

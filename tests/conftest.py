@@ -68,14 +68,17 @@ def _counts(node: Any, config: pytest.Config) -> tuple[int, ...]:
     return MANY if many else USUAL
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def order(item: pytest.Item) -> tuple[int, str]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def cluster_of(item: pytest.Item) -> Any:
         callspec = getattr(item, "callspec", None)
-        cluster = callspec.params.get("cluster_of") if callspec else None
-        ranks, wire = cluster if isinstance(cluster, tuple) else (0, None)  # none left: no tuple
-        return ranks, wire or ""
+        return callspec.params.get("cluster_of", (0, None)) if callspec else (0, None)
 
-    items.sort(key=order)
+    # A test that --ranks leaves no number of ranks has no tuple: it is deselected, not skipped.
+    none_left = [item for item in items if not isinstance(cluster_of(item), tuple)]
+    if none_left:
+        config.hook.pytest_deselected(items=none_left)
+        items[:] = [item for item in items if isinstance(cluster_of(item), tuple)]
+    items.sort(key=lambda item: (cluster_of(item)[0], cluster_of(item)[1] or ""))
 
 
 @pytest.hookimpl(hookwrapper=True)

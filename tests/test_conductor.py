@@ -187,23 +187,34 @@ def test_a_writer_that_hangs_condemns_the_memory_and_the_fence_says_so() -> None
     assert conductor.closed(1, 2) == [Free(1, 1, condemn=True), Free(1, 2, condemn=True)]
 
 
-def test_a_dead_writer_is_proven_dead_and_the_run_goes_on() -> None:
+def test_a_writer_that_hangs_is_told_to_let_go_of_what_it_may_hold_back() -> None:
+    conductor = opened({0: 1}, writers=(2, 3))
+    conductor.fence("a", {1}, "fence")
+    assert conductor.closed(1, 2) == []
+    assert conductor.not_closed(1, 3, LATE) == [
+        Answer("fence", LATE),
+        Free(1, 1, condemn=True),
+        Free(1, 3, condemn=True),
+    ]
+
+
+def test_the_run_of_a_lost_writer_is_made_again() -> None:
+    """What it held back is lost; a proof that it is dead says nothing about that."""
     conductor = opened({0: 1, 1: 2}, writers=(1, 3))
-    assert conductor.lost(3) == []
-    assert conductor.fence("a", {1}, "fence") == [Close(1, 1), Prove(1, 3, (1, 2))]
+    assert conductor.lost(3) == [Close(1, 1), Prove(1, 3, (1, 2)), Recompute("a")]
     assert conductor.closed(1, 1) == []
-    assert conductor.closed(1, 3) == [Answer("fence", 1)]
+    assert conductor.closed(1, 3) == [Free(1, 1, condemn=False), Free(1, 2, condemn=False)]
 
 
-def test_a_writer_not_proven_dead_moves_the_run_to_other_memory() -> None:
+def test_a_writer_not_proven_dead_condemns_the_memory() -> None:
     conductor = opened({0: 1}, writers=(3,))
     conductor.fence("a", {1}, "fence")
-    assert conductor.lost(3) == [Prove(1, 3, (1,))]
-    assert conductor.not_closed(1, 3, None) == [
+    assert conductor.lost(3) == [
+        Prove(1, 3, (1,)),
         Answer("fence", AGAIN),
         Recompute("a"),
-        Free(1, 1, condemn=True),
     ]
+    assert conductor.not_closed(1, 3, None) == [Free(1, 1, condemn=True)]
 
 
 def test_the_proof_decides_when_the_close_failed_because_the_seat_left() -> None:
@@ -211,19 +222,25 @@ def test_the_proof_decides_when_the_close_failed_because_the_seat_left() -> None
     conductor.fence("a", {1}, "fence")
     conductor.lost(3)
     assert conductor.not_closed(1, 3, LATE) == []
-    assert conductor.closed(1, 3) == [Answer("fence", 1)]
+    assert conductor.closed(1, 3) == [Free(1, 1, condemn=False)]
     assert conductor.not_closed(1, 3, LATE) == []
-    assert conductor.runs["a"].state is State.PUBLISHED
-    assert not conductor.runs["a"].condemned
 
 
-def test_a_close_that_was_answered_before_the_loss_needs_no_proof() -> None:
+@pytest.mark.parametrize("rest", [False, True])
+def test_a_close_that_was_answered_before_the_loss_needs_no_proof(rest: bool) -> None:
     conductor = opened({0: 1}, writers=(3,))
     conductor.fence("a", {1}, "fence")
     conductor.lost(3)
-    assert conductor.closed(1, 3) == [Answer("fence", 1)]
+    assert conductor.closed(1, 3, rest) == [Free(1, 1, condemn=False)]
     assert conductor.not_closed(1, 3, None) == []
-    assert conductor.gone("a") == [Free(1, 1, condemn=False)]
+
+
+def test_a_seat_lost_after_its_close_is_no_loss() -> None:
+    conductor = opened({0: 1}, writers=(1, 3))
+    conductor.fence("a", {1}, "fence")
+    assert conductor.closed(1, 3) == []
+    assert conductor.lost(3) == []
+    assert conductor.closed(1, 1) == [Answer("fence", 1)]
 
 
 # ----------------------------------------------------------------------------------------- losses

@@ -3,34 +3,48 @@
 from typing import Any
 
 import pytest
-from conductor_world import (
-    CONDEMNED,
-    USER,
+from conductor_checks import World
+from conductor_messages import (
     Allocated,
     Closed,
+    Exchange,
+    Exchanged,
     Late,
     Quiet,
     Table,
-    World,
+    Told,
+    Voted,
+    Watch,
 )
+from conductor_world import CONDEMNED, USER
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dask_redist.conductor import Action, Allocate, Close, Free, Prove, State
+from dask_redist.conductor import Action, Allocate, Close, Free, Prove, State, Ticket, Vote
 
 IDS = ("a", "b")
-KINDS = (Allocate, Late, Allocated, Table, Close, Quiet, Closed, Prove, Free)
+EXCHANGE = (Vote, Voted, Told, Exchange, Exchanged, Watch)
+KINDS = (Allocate, Late, Allocated, Table, Close, Quiet, Closed, Prove, Free, *EXCHANGE)
 Choice = tuple[type, int, int]
-CHOICE = st.tuples(st.sampled_from(KINDS), st.integers(0, 5), st.sampled_from([0, 0, 1, 2, 3]))
+CHOICE = st.tuples(
+    st.sampled_from([*KINDS, *EXCHANGE]), st.integers(0, 5), st.sampled_from([0, 0, 1, 2, 3])
+)
 
 
-def closing(machine: Any) -> list[int]:
-    """Seats that are there, and whose answer to a Close is awaited."""
-    world = machine.world
-    return sorted(
-        world.present & {s for r in world.conductor.by_number.values() for s in r.closing}
-    )
+def waited_for(machine: Any) -> list[int]:
+    """Seats that are there, and whose answer to a Close or in an exchange is awaited."""
+    world, seats = machine.world, set[int]()
+    for run in world.conductor.by_number.values():
+        seats |= run.closing | run.rest
+        if run.state is State.EXCHANGING:
+            seats |= run.holders
+    return sorted(world.present & seats)
+
+
+def exchanging(machine: Any) -> list[str]:
+    runs = machine.world.conductor.runs.values()
+    return sorted(str(run.id) for run in runs if run.state is State.EXCHANGING)
 
 
 def is_open(machine: Any) -> bool:
@@ -47,13 +61,13 @@ class Anything(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
-        for _ in range(2):
-            self.world.arrive()
+        self.world.arrive()
+        self.world.arrive(far=True)
 
     @precondition(lambda self: len(self.world.present) < 4)
-    @rule()
-    def arrive(self) -> None:
-        self.world.arrive()
+    @rule(far=st.booleans())
+    def arrive(self, far: bool) -> None:
+        self.world.arrive(far=far)
 
     @rule(
         id=st.sampled_from(IDS),
@@ -73,13 +87,51 @@ class Anything(RuleBasedStateMachine):
         self.deliver_what_is_there()
 
     @precondition(is_open)
-    @rule(index=st.integers(0, 1), rush=st.booleans())
-    def right_fence(self, index: int, rush: bool) -> None:
+    @rule(index=st.integers(0, 1), until=st.sampled_from([Close, None, *EXCHANGE]))
+    def right_fence(self, index: int, until: type | None) -> None:
+        """All is well until the first message of this kind, or to the end."""
         runs = [r for r in self.world.conductor.runs.values() if r.state is State.OPEN]
         run = runs[index % len(runs)]
         self.world.fence(str(run.id), {run.number})
-        while rush and self.world.flying:
+        while self.world.flying and not (
+            until and any(isinstance(message, until) for message in self.world.flying)
+        ):
             self.deliver_what_is_there()
+
+    @rule(
+        id=st.sampled_from(IDS),
+        owners=st.lists(st.integers(0, 3), min_size=1, max_size=3),
+        until=st.sampled_from(EXCHANGE),
+        then=st.lists(CHOICE, max_size=4),
+        event=st.sampled_from(["", "", "", "leave", "gone", "join"]),
+        index=st.integers(0, 3),
+        after=st.lists(CHOICE, max_size=4),
+    )
+    def run_and_exchange(
+        self,
+        id: str,
+        owners: list[int],
+        until: type,
+        then: list[Choice],
+        event: str,
+        index: int,
+        after: list[Choice],
+    ) -> None:
+        """A whole run up to its exchange; there these deliveries and perhaps an event."""
+        self.all_join(id, owners)
+        if is_open(self):
+            self.right_fence(0, until)
+        for choice in then:
+            self.deliver(*choice)
+        ids, seats = exchanging(self), waited_for(self)
+        if event == "leave" and seats and len(self.world.present) > 1:
+            self.world.leave(seats[index % len(seats)], dead=index < 2)
+        elif event == "gone" and ids:
+            self.world.gone(ids[index % len(ids)])
+        elif event == "join" and ids:
+            self.join(ids[index % len(ids)], index, [])
+        for choice in after:
+            self.deliver(*choice)
 
     @rule(id=st.sampled_from(IDS), stale=st.sampled_from([None, None, None, 0, 1, 2]))
     def fence(self, id: str, stale: int | None) -> None:
@@ -118,20 +170,20 @@ class Anything(RuleBasedStateMachine):
         seats = sorted(self.world.present)
         self.world.leave(seats[seat % len(seats)], dead=dead)
 
-    @precondition(lambda self: bool(closing(self)))
+    @precondition(lambda self: bool(waited_for(self)))
     @rule(
         index=st.integers(0, 3),
         dead=st.booleans(),
         before=st.lists(CHOICE, max_size=3),
         after=st.lists(CHOICE, max_size=3),
     )
-    def leave_while_closing(
+    def leave_while_waited_for(
         self, index: int, dead: bool, before: list[Choice], after: list[Choice]
     ) -> None:
         """Between these deliveries, a seat whose answer is awaited leaves."""
         for choice in before:
             self.deliver(*choice)
-        seats = closing(self)
+        seats = waited_for(self)
         if len(self.world.present) > 1 and seats:
             self.world.leave(seats[index % len(seats)], dead=dead)
         for choice in after:
@@ -162,7 +214,7 @@ class Anything(RuleBasedStateMachine):
 
 
 TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAnything.settings = settings(max_examples=400, stateful_step_count=30, deadline=None)
 
 
 # ------------------------------------------------------------ the world can see what is wrong
@@ -182,6 +234,72 @@ def test_the_world_sees_a_run_to_its_end() -> None:
     assert world.memory == {(one, 0): USER, (two, 0): 1}
     world.finish()
     assert world.memory == {(one, 0): USER}
+
+
+def far_run(world: World) -> tuple[int, int]:
+    """Run 1 of "a" on two seats: the second writes to the first, and holds it back."""
+    one, two = world.arrive(), world.arrive(far=True)
+    world.join("a", two, {0: one})
+    while world.flying:
+        world.deliver(0)
+    assert world.rests == {(two, 1)}
+    return one, two
+
+
+def test_the_world_sees_an_exchange_to_its_end() -> None:
+    world = World()
+    one, two = far_run(world)
+    fence = world.fence("a", {1})
+    while world.flying:
+        world.deliver(0)
+        world.check()
+    assert world.answers[fence] == 1
+    assert world.tickets == {1: True}
+    assert not world.rests
+    assert {seat: lane.next for seat, lane in world.lanes.items()} == {one: 2, two: 2}
+    world.finish()
+
+
+def test_the_world_refuses_a_publication_of_pieces_that_are_held_back() -> None:
+    world = World()
+    far_run(world)
+    world.fence("a", {1})
+    run = world.conductor.runs["a"]
+    run.writers.clear()
+    world.may_write.clear()
+    with pytest.raises(AssertionError, match=r"published without the pieces of \{2\}"):
+        world.do(world.conductor._settle(run))
+
+
+def test_the_world_refuses_memory_that_is_freed_during_the_exchange() -> None:
+    world = World()
+    far_run(world)
+    world.fence("a", {1})
+    while not any(isinstance(message, Exchange) for message in world.flying):
+        world.deliver(0)
+    world.conductor.runs["a"].exchanging.clear()  # as if the conductor did not wait
+    world.gone("a")
+    free = next(k for k, message in enumerate(world.flying) if isinstance(message, Free))
+    with pytest.raises(AssertionError, match="run 1 is freed while it moves"):
+        world.deliver(free)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_the_world_misses_a_ticket(told: bool) -> None:
+    world = World()
+    far_run(world)
+    world.fence("a", {1})
+    while world.conductor.ticket == 0:
+        world.deliver(0)
+    world.check()
+    if told:  # twice
+        world.ticket(Ticket(1, 1, go=False))
+        with pytest.raises(AssertionError, match="ticket 1 is told twice"):
+            world.gone("a")
+    else:
+        world.conductor.runs["a"].ticket = None
+        with pytest.raises(AssertionError, match="tickets are told once"):
+            world.check()
 
 
 def test_the_world_condemns_what_a_writer_may_still_write() -> None:

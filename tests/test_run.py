@@ -192,6 +192,8 @@ def test_every_wanted_element_arrives_and_nothing_else(
     rng.shuffle(indices)
     for index in indices:
         runs[rng.integers(ranks)].contribute(index, in_part(spec, array, index))
+    assert all(wire.flushed == 0 for wire in memory.wires)
+    assert not any(run.settle() for run in runs)
     wanted = {out for out in range(spec.n_out) if memory.seats[out] >= 0}
     for out in wanted:
         assert np.array_equal(memory.output(out), out_part(spec, array, out))
@@ -229,20 +231,48 @@ def test_a_contribution_to_a_closed_run_writes_nothing() -> None:
     assert run.gate.quiet
 
 
-def test_a_contribution_has_one_wire_to_each_owner() -> None:
-    memory = Memory(part_of(Overlap(((6,),), ((2, 1, 2, 1),))), np.array([3, 5, 3, -1]))
-    RankRun(memory.table(), memory.wire).contribute((0,), np.arange(6))
-    assert [(wire.name, wire.sent) for wire in memory.wires] == [("odd", 32), ("odd", 8)]
+def test_a_run_has_one_wire_to_each_owner() -> None:
+    memory = Memory(part_of(Overlap(((6, 6),), ((2, 1, 2, 1, 6),))), np.array([3, 5, 3, -1, 5]))
+    run = RankRun(memory.table(), memory.wire)
+    run.contribute((0,), np.arange(6))
+    run.contribute((1,), np.arange(6))
+    run.contribute((0,), np.arange(6))
+    assert [(wire.name, wire.sent) for wire in memory.wires] == [("odd", 64), ("odd", 64)]
+    assert run.tally.sent == {3: 64, 5: 64}
 
 
-def test_a_run_is_not_quiet_before_the_flush_is_over() -> None:
+def test_two_threads_get_one_wire() -> None:
+    """A second message wire to the same owner would hold pieces back that nobody sends."""
+    memory = Memory(part_of(Overlap(((2, 2),), ((4,),))), np.array([3]))
+    start = threading.Barrier(2)
+
+    def slow(table: RunTable, seat: int) -> Wire:
+        time.sleep(0.02)
+        return memory.wire(table, seat)
+
+    run = RankRun(memory.table(), slow)
+
+    def work(index: int) -> None:
+        start.wait(30)
+        run.contribute((index,), np.arange(2))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [wire.sent for wire in memory.wires] == [32]
+
+
+def test_a_run_is_not_quiet_before_the_last_byte() -> None:
     memory = Memory(part_of(HALVES), np.array([3]))
     entered, go_on = threading.Event(), threading.Event()
 
     class Slow(MemoryWire):
-        def flush(self) -> None:
+        def write(self, *args: Any) -> None:
             entered.set()
             assert go_on.wait(30)
+            super().write(*args)
 
     run = RankRun(memory.table(), lambda table, seat: Slow(memory.bytes[seat], seat))
     thread = threading.Thread(target=run.contribute, args=((1,), np.array([5, 6])))
@@ -261,7 +291,7 @@ def test_a_run_is_not_quiet_before_the_flush_is_over() -> None:
 
 def test_a_wire_that_fails_leaves_the_gate_and_counts_nothing() -> None:
     class Broken(MemoryWire):
-        def flush(self) -> None:
+        def write(self, *args: Any) -> None:
             raise OSError("the peer is gone")
 
     memory = Memory(part_of(HALVES), np.array([3]))
@@ -391,10 +421,99 @@ def test_pieces_that_come_as_messages(data: st.DataObject, overlap: Overlap, lim
         run = RankRun(table, lambda table, seat: MessageWire(outputs.receive, limit))
         for index in data.draw(st.permutations(list(spec.indices_in()))):
             run.contribute(index, in_part(spec, array, index))
+        assert run.settle() == (array.size > 0)  # the last message is never full
+        run.exchange()
+        assert not run.settle()
         for out in range(spec.n_out):
             taken = outputs.take(out)
             assert taken is not None
             assert np.array_equal(taken, out_part(spec, array, out))
+
+
+class Post:
+    """What message wires send, by owner."""
+
+    def __init__(self, limit: int = 1 << 20) -> None:
+        self.limit = limit
+        self.sent: dict[int, list[list[int]]] = {}
+        self.broken: set[int] = set()
+
+    def wire(self, table: RunTable, seat: int) -> Wire:
+        def send(headers: list[list[int]], buffers: list[Any]) -> None:
+            if seat in self.broken:
+                raise OSError(f"rank {seat} has left")
+            self.sent.setdefault(seat, []).extend(
+                np.frombuffer(buffer, "i8").tolist() for buffer in buffers
+            )
+
+        return MessageWire(send, self.limit)
+
+
+def test_message_wires_hold_back_until_the_exchange() -> None:
+    """The end of a run on a rank sends no message: its owners may not be there."""
+    post = Post()
+    memory = Memory(part_of(Overlap(((2, 4),), ((3, 3),))), np.array([4, 6]))
+    run = RankRun(memory.table(), post.wire)
+    run.contribute((0,), np.arange(2))
+    run.contribute((1,), np.arange(2, 6))
+    assert not post.sent
+    assert run.settle()
+    assert run.settle()
+    assert not post.sent
+    run.exchange()
+    assert post.sent == {4: [[0, 1], [2]], 6: [[3, 4, 5]]}
+    assert not run.settle()
+    run.exchange()
+    assert post.sent == {4: [[0, 1], [2]], 6: [[3, 4, 5]]}
+    assert run.tally.sent == {4: 24, 6: 24}
+    assert run.tally.wires == {"messages": 48}
+
+
+def test_full_messages_do_not_wait_for_the_exchange() -> None:
+    post = Post(limit=16)
+    memory = Memory(part_of(Overlap(((2,) * 3,), ((6,),))), np.array([4]))
+    run = RankRun(memory.table(), post.wire)
+    for index in range(3):
+        run.contribute((index,), np.arange(2 * index, 2 * index + 2))
+    assert post.sent == {4: [[0, 1], [2, 3]]}
+    assert run.settle()
+    run.exchange()
+    assert post.sent == {4: [[0, 1], [2, 3], [4, 5]]}
+
+
+def test_both_kinds_of_wire_in_one_run() -> None:
+    """Memory wires are credited when the run is closed, and hold nothing back."""
+    post = Post()
+    memory = Memory(part_of(Overlap(((4,),), ((2, 2),))), np.array([3, 8]))
+    run = RankRun(
+        memory.table(), lambda table, seat: (memory if seat == 3 else post).wire(table, seat)
+    )
+    run.contribute((0,), np.arange(4))
+    assert memory.wires[0].flushed == 0
+    assert run.settle()
+    assert memory.wires[0].flushed == 1
+    assert memory.output(0).tolist() == [0, 1]
+    run.exchange()
+    assert post.sent == {8: [[2, 3]]}
+
+
+@pytest.mark.parametrize("broken", [4, 6])
+def test_an_exchange_that_fails_says_so(broken: int) -> None:
+    post = Post()
+    post.broken = {broken}
+    memory = Memory(part_of(Overlap(((4,),), ((2, 2),))), np.array([4, 6]))
+    run = RankRun(memory.table(), post.wire)
+    run.contribute((0,), np.arange(4))
+    assert run.settle()
+    with pytest.raises(OSError, match=f"rank {broken} has left"):
+        run.exchange()
+
+
+def test_a_rank_that_wrote_nothing_holds_nothing_back() -> None:
+    memory = Memory(part_of(HALVES), np.array([3]))
+    run = RankRun(memory.table(), Post().wire)
+    assert not run.settle()
+    run.exchange()
 
 
 def test_a_message_after_the_end_of_the_run_is_refused(arena: Arena) -> None:
@@ -432,6 +551,14 @@ def test_chunks_as_declared(chunk: Any) -> None:
     assert np.shares_memory(found, chunk)
 
 
+@pytest.mark.parametrize(("real", "declared"), [(">f8", "<f8"), ("<f8", ">f8")])
+def test_a_chunk_of_the_other_byte_order_keeps_its_values(real: str, declared: str) -> None:
+    chunk = np.arange(12, dtype=real).reshape(3, 4)
+    found = checked(chunk, part_of(GRID, dtype=np.dtype(declared)), (1, 0))
+    assert found.dtype.str == declared
+    assert np.array_equal(found, np.arange(12).reshape(3, 4))
+
+
 def test_a_scalar_is_a_chunk_of_no_axes() -> None:
     spec = part_of(Overlap((), ()), dtype=np.dtype("f8"))
     assert checked(np.float64(7), spec, ()).shape == ()
@@ -445,7 +572,7 @@ def test_a_scalar_is_a_chunk_of_no_axes() -> None:
         (np.zeros((3, 4, 1)), r"ndarray of shape \(3, 4, 1\)"),
         (np.float64(0), r"float64 of shape \(\)"),
         (np.zeros((3, 4), "f4"), "dtype float32"),
-        (np.zeros((3, 4), ">f8"), "dtype >f8"),
+        (np.zeros((3, 4), ">f4"), "dtype >f4"),
         (np.zeros((3, 4), "i8"), "dtype int64"),
         (np.ma.masked_array(np.zeros((3, 4))), r"MaskedArray of shape \(3, 4\)"),
         ([[0.0] * 4] * 3, r"list of shape \? and dtype \?"),
