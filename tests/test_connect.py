@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import dask
 import dask.array as da
@@ -31,6 +32,11 @@ def cluster(n_workers: int) -> Iterator[Client]:
         yield client
 
 
+def scale(client: Client, n_workers: int) -> None:
+    local: Any = client.cluster
+    local.scale(n_workers)
+
+
 def test_connect_is_idempotent_and_late_workers_join() -> None:
     with cluster(1) as client:
         first = dr.connect(client)
@@ -39,7 +45,7 @@ def test_connect_is_idempotent_and_late_workers_join() -> None:
         assert first.devices == ("cpu",)
         assert "1 on 1 host" in repr(first)
         assert first.addresses[0] in first._repr_html_()
-        client.cluster.scale(3)
+        scale(client, 3)
         ranks = dr.connect(client, n_ranks=3, timeout=30)
         assert ranks.seats[0] == first.seats[0]
         assert sorted(seat.name for seat in ranks.seats) == ["0", "1", "2"]
@@ -54,11 +60,11 @@ def test_a_graph_for_other_ranks_is_right_and_spread_over_those_there_are() -> N
     with cluster(1) as client:
         x = da.from_array(VALUES, chunks=(2, 10))
         alone = dr.redistribute(x, dr.Slab.Y)
-        client.cluster.scale(3)
+        scale(client, 3)
         dr.connect(client, n_ranks=3, timeout=30)
         three = dr.redistribute(x, dr.Slab.Y)
         assert np.array_equal(alone.compute(), VALUES)
-        client.cluster.scale(2)
+        scale(client, 2)
         deadline = time.monotonic() + 20
         while dr.connect(client).size != 2:
             assert time.monotonic() < deadline
@@ -95,7 +101,7 @@ def test_asynchronous_client() -> None:
             Client(local, asynchronous=True) as client,
         ):
             x = da.from_array(VALUES, chunks=3)
-            with pytest.raises(dr.RedistError, match="await dask_redist.connect"):
+            with pytest.raises(dr.RedistError, match=r"await dask_redist\.connect"):
                 dr.redistribute(x, dr.Slab.Y, client=client)
             ranks = await dr.connect(client)
             assert ranks.size == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dask.array as da
 import numpy as np
 import pytest
+from cluster import memory
 from distributed import Client, wait
 
 import dask_redist as dr
@@ -13,7 +14,7 @@ TARGETS = [dr.Slab.X, dr.Slab.Y, dr.Pencil.X, dr.Pencil.Z, {0: 3, 2: 4}, -1]
 
 
 def received(client: Client) -> np.ndarray:
-    found = client.sync(client.scheduler.redist_memory)
+    found = memory(client)
     return np.array([found[address]["received"] for address in dr.connect(client).addresses])
 
 

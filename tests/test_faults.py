@@ -19,6 +19,7 @@ import dask.array as da
 import numpy as np
 import psutil
 import pytest
+from cluster import memory
 from distributed import Client, LocalCluster, wait
 
 import dask_redist as dr
@@ -51,7 +52,8 @@ def gated(gate: Path, blocked: Callable[[tuple[int, ...]], bool]) -> da.Array:
             time.sleep(0.01)
         return chunk
 
-    return da.from_array(VALUES, chunks=(2, -1, -1)).map_blocks(block, dtype=VALUES.dtype)
+    x: da.Array = da.from_array(VALUES, chunks=(2, -1, -1)).map_blocks(block, dtype=VALUES.dtype)
+    return x
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -64,11 +66,6 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 def kill(client: Client, rank: int) -> None:
     pid = dr.connect(client).seats[rank].pid
     os.kill(pid, signal.SIGKILL)
-
-
-def memory(client: Client) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = client.sync(client.scheduler.redist_memory)
-    return found
 
 
 def nothing_held(client: Client) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 import psutil
 import pytest
+from cluster import memory
 from distributed import Client, LocalCluster, Worker, wait
 
 import dask_redist as dr
@@ -19,7 +20,7 @@ MIB = 2**20
 
 
 @contextmanager
-def cluster(memory_limit: int, n_workers: int = 2) -> Iterator[Client]:
+def limited(memory_limit: int, n_workers: int = 2) -> Iterator[Client]:
     with (
         LocalCluster(
             n_workers=n_workers,
@@ -40,7 +41,7 @@ def rss(client: Client, rank: int) -> int:
 
 
 def arenas(client: Client) -> list[dict[str, int]]:
-    found = client.sync(client.scheduler.redist_memory)
+    found = memory(client)
     return [found[address] for address in dr.connect(client).addresses]
 
 
@@ -54,7 +55,8 @@ def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
 def field(nbytes: int, ranks: int) -> da.Array:
     """Float64 of so many bytes, each element its own index, one slab a rank."""
     rows = nbytes // 8 // 4096
-    return da.arange(rows * 4096, chunks=(rows // ranks * 4096,)).reshape(rows, 4096) * 1.0
+    x: da.Array = da.arange(rows * 4096, chunks=(rows // ranks * 4096,)).reshape(rows, 4096) * 1.0
+    return x
 
 
 def events(client: Client) -> list[str]:
@@ -69,7 +71,7 @@ def events(client: Client) -> list[str]:
 
 def test_pages_that_a_rank_wrote_at_a_peer_do_not_count_as_its_memory() -> None:
     limit = 500 * MIB
-    with cluster(limit) as client:
+    with limited(limit) as client:
         x = field(200 * MIB, 2).persist()
         wait(x)
         pids = [seat.pid for seat in dr.connect(client).seats]
@@ -85,14 +87,15 @@ def test_pages_that_a_rank_wrote_at_a_peer_do_not_count_as_its_memory() -> None:
 
 
 def test_spilling_one_array_lowers_the_resident_memory_by_its_bytes() -> None:
-    with cluster(2000 * MIB) as client:
+    with limited(2000 * MIB) as client:
         y = dr.redistribute(field(256 * MIB, 2), dr.Slab.X).persist()
         wait(y)
         before = [rss(client, rank) for rank in range(2)]
         assert [a["in_use"] for a in arenas(client)] == [128 * MIB] * 2
 
         def spill(dask_worker: Worker) -> int:
-            return int(dask_worker.data.evict())
+            data: Any = dask_worker.data
+            return int(data.evict())
 
         assert list(client.run(spill).values()) == [128 * MIB] * 2
         until(lambda: all(a["in_use"] == 0 for a in arenas(client)))
@@ -106,7 +109,7 @@ def test_spilling_one_array_lowers_the_resident_memory_by_its_bytes() -> None:
 
 def test_idle_pages_are_bounded_and_do_not_make_dask_spill() -> None:
     limit = 1000 * MIB
-    with cluster(limit) as client:
+    with limited(limit) as client:
         x = field(400 * MIB, 2)
         y = dr.redistribute(x, dr.Slab.Y).persist()
         wait(y)
@@ -117,7 +120,7 @@ def test_idle_pages_are_bounded_and_do_not_make_dask_spill() -> None:
 
 
 def test_too_little_memory_is_said_before_anything_moves() -> None:
-    with cluster(400 * MIB) as client:
+    with limited(400 * MIB) as client:
         x = field(1600 * MIB, 64).rechunk((800, -1), method="tasks")
         y = dr.redistribute(x, dr.Slab.Y)
         with pytest.raises(dr.AdmissionError, match=r"rank [01].*needs 838860800 bytes.*bytes are"):
@@ -130,7 +133,7 @@ def test_too_little_memory_is_said_before_anything_moves() -> None:
 
 
 def test_managed_memory_is_spilled_to_make_room() -> None:
-    with cluster(600 * MIB) as client, dask.config.set({"optimization.fuse.active": False}):
+    with limited(600 * MIB):
         x = field(400 * MIB, 2).persist()
         wait(x)
         y = dr.redistribute(x, dr.Slab.X).persist()  # 200 + 200 MiB a rank, and Python itself
