@@ -212,7 +212,7 @@ class Conductor:
         for run in list(self.by_number.values()):
             parts = (run.holders, run.allocating, run.writers, run.rest)
             needed = any(seat in seats for seats in parts)
-            for seats in (run.rest, run.voting, run.exchanging):
+            for seats in (run.rest, run.exchanging):
                 seats.discard(seat)
             run.holders.discard(seat)
             run.allocating.discard(seat)

@@ -42,6 +42,8 @@ class Lanes:
     lanes: dict[int, Turns] = field(default_factory=dict)
     #: each ticket that was told, and whether it was a go
     tickets: dict[int, bool] = field(default_factory=dict)
+    #: runs whose exchange a seat voted against
+    against: set[int] = field(default_factory=set)
     #: the owners of each run
     owners: dict[int, set[int]] = field(default_factory=dict)
 
@@ -55,6 +57,7 @@ class Lanes:
         self.tickets[ticket] = go
         self.flying += [Told(number, seat, ticket, go) for seat in sorted(self.present)]
         if go:
+            assert number not in self.against, f"run {number} goes in spite of a vote"
             self.flying.append(Watch(number))
             assert {s for s, n in self.rests if n == number} <= self.present
             self.due |= {(s, n) for s, n in self.rests if n == number}
@@ -68,6 +71,8 @@ class Lanes:
                     self.flying.append(Voted(number, seat, ready))
             case Voted(number, seat, ready):
                 if seat in self.present or how == 0:
+                    if not ready:
+                        self.against.add(number)
                     self.do(self.conductor.voted(number, seat, ready))
             case Told(_, seat, ticket, _):
                 if seat in self.present and ticket >= self.lanes[seat].next:

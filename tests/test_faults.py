@@ -139,7 +139,7 @@ def test_an_error_of_a_producer_reaches_the_user(client: Client) -> None:
 def test_a_killed_rank_comes_back_under_its_number(client: Client) -> None:
     before = dr.connect(client)
     kill(client, 1)
-    until(lambda: dr.connect(client).size == 3 and dr.connect(client).seats != before.seats)
+    until(lambda: before.seats[1] not in (seats := dr.connect(client).seats) and len(seats) == 3)
     after = dr.connect(client)
     assert [s.name for s in after.seats] == [s.name for s in before.seats]
     assert after.seats[1].seat != before.seats[1].seat
@@ -155,11 +155,23 @@ def test_persisted_results_survive_the_loss_of_another_rank(client: Client) -> N
     assert np.array_equal(y.compute(), VALUES)
 
 
-def test_restart_of_the_cluster(client: Client) -> None:
-    y = dr.redistribute(da.from_array(VALUES, chunks=(2, -1, -1)), dr.Slab.Y).persist()
-    wait(y)
-    client.restart(timeout=30)
-    check_next_run(client)
+def test_restart_of_the_cluster() -> None:
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        seats = dr.connect(client).seats
+        y = dr.redistribute(da.from_array(VALUES, chunks=(2, -1, -1)), dr.Slab.Y).persist()
+        wait(y)
+        # Dask's nannies sometimes lose a worker here; one more comes, for certain.
+        client.restart(wait_for_workers=False)
+        cluster.scale(3)
+        until(lambda: bool(fresh := dr.connect(client).seats) and not set(fresh) & set(seats))
+        x = da.from_array(VALUES, chunks=(3, 2, 5))
+        assert np.array_equal(dr.redistribute(x, dr.Slab.Z).compute(), VALUES)
+        until(lambda: nothing_held(client))
 
 
 def test_nothing_is_left_on_the_machine() -> None:

@@ -239,3 +239,16 @@ def test_jobs_that_are_dropped_are_let_go() -> None:
     lane.close()
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_closed_lane_takes_no_ticket(busy: bool) -> None:
+    lane, go_on, done = Lane(NAME, last=0), threading.Event(), list[int]()
+    if busy:
+        lane.submit(1, lambda: go_on.wait(30))
+    lane.close(timeout=0)
+    lane.submit(1 + busy, noted(done, 1 + busy))
+    assert len(threads()) == busy
+    go_on.set()
+    wait_for(lambda: not threads())
+    assert not done

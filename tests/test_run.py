@@ -481,6 +481,23 @@ def test_full_messages_do_not_wait_for_the_exchange() -> None:
     assert post.sent == {4: [[0, 1], [2, 3], [4, 5]]}
 
 
+@pytest.mark.parametrize("empty", [0, 1])
+def test_one_wire_of_two_holds_something_back(empty: int) -> None:
+    post, wires = Post(), list[Wire]()
+    memory = Memory(part_of(Overlap(((4,),), ((2, 2),))), np.array([4, 6]))
+
+    def wire_to(table: RunTable, seat: int) -> Wire:
+        wires.append(post.wire(table, seat))
+        return wires[-1]
+
+    run = RankRun(memory.table(), wire_to)
+    run.contribute((0,), np.arange(4))
+    wires[empty].flush()
+    assert run.settle()
+    wires[1 - empty].flush()
+    assert not run.settle()
+
+
 def test_both_kinds_of_wire_in_one_run() -> None:
     """Memory wires are credited when the run is closed, and hold nothing back."""
     post = Post()
