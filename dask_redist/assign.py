@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dask_redist.overlap import traffic
 from dask_redist.placement import fewest_moved
 from dask_redist.spec import PartSpec
 
@@ -47,10 +46,5 @@ def assign(spec: PartSpec, ranks: int, held: NDArray[Any]) -> NDArray[np.int64]:
         owners = owners * ranks // spec.ranks
     if spec.layout is not None or (held < 0).any():
         return owners
-    best = fewest_moved(spec.overlap, held, ranks).ravel()
-    return best if _moved(spec, held, best, ranks) < _moved(spec, held, owners, ranks) else owners
-
-
-def _moved(spec: PartSpec, held: NDArray[Any], owners: NDArray[Any], ranks: int) -> int:
-    elements = traffic(spec.overlap, held, owners.reshape(spec.grid_out), ranks)
-    return int(elements.sum() - np.trace(elements))
+    start = owners.reshape(spec.grid_out)
+    return fewest_moved(spec.overlap, held, ranks, start).ravel()

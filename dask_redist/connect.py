@@ -101,6 +101,22 @@ def find_client(client: Client | None = None) -> Client:
     return current
 
 
+def ask_now(client: Client, op: str, **arguments: Any) -> Any:
+    """Call a handler of the conductor, and wait for the answer.
+
+    Raises
+    ------
+    RedistError
+        An asynchronous client, which cannot be waited for.
+    """
+    if client.asynchronous:
+        raise RedistError(
+            "this client is asynchronous and cannot be asked from here; use a client that is not, "
+            f"or await client.scheduler.{op}(...)"
+        )
+    return client.sync(ask, client, op, **arguments)
+
+
 async def ask(client: Client, op: str, **arguments: Any) -> Any:
     """Call a handler of the conductor on the client's scheduler."""
     return await getattr(client.scheduler, op)(**arguments)
@@ -147,17 +163,21 @@ def connect(
 
 
 async def _connect(client: Client, n_ranks: int | None, timeout: float) -> Ranks:
-    if client not in _connected:
+    before = _connected.get(client)
+    if before is None:
         await client.register_plugin(SchedulerShell())
         await client.register_plugin(Rank())
-    reply = await ask(client, "redist_connect", n_ranks=n_ranks, timeout=timeout)
+    known = [seat.seat for seat in before.seats] if before else []
+    reply = await ask(client, "redist_connect", n_ranks=n_ranks, timeout=timeout, known=known)
+    if before is not None and "same" in reply:
+        return before
     seats = tuple(Seat.of(row) for row in reply["ranks"])
     rank = {seat.seat: r for r, seat in enumerate(seats)}
     wires = {
-        (rank[int(a)], rank[int(b)]): wire
+        (rank[a], rank[b]): wire
         for a, row in reply["wires"].items()
         for b, wire in row.items()
-        if int(a) in rank and int(b) in rank
+        if a in rank and b in rank
     }
     _connected[client] = ranks = Ranks(seats, wires)
     return ranks

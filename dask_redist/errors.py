@@ -6,6 +6,8 @@ scheduler and client.
 
 from __future__ import annotations
 
+import pickle
+
 __all__ = [
     "AdmissionError",
     "ChunkMismatchError",
@@ -13,6 +15,8 @@ __all__ = [
     "RankLostError",
     "RedistError",
     "RunTimeoutError",
+    "dump",
+    "has_left",
 ]
 
 
@@ -40,3 +44,16 @@ class RunTimeoutError(RedistError, TimeoutError):
 
 class ChunkMismatchError(RedistError, TypeError):
     """A computed chunk has another shape or dtype than the array's metadata declares."""
+
+
+def has_left(failure: object) -> bool:
+    """Whether a failure only says that the other side is gone or cannot be reached."""
+    return isinstance(failure, OSError) and not isinstance(failure, RunTimeoutError)
+
+
+def dump(error: Exception) -> bytes:
+    """Pickle an error for another process; one that cannot be pickled goes in words."""
+    try:
+        return pickle.dumps(error)
+    except Exception:
+        return pickle.dumps(RedistError(repr(error)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from math import prod
@@ -42,9 +43,10 @@ class Holdings:
         self._memory_limit = memory_limit
         self._threads = threads
         self._outputs: dict[int, Outputs] = {}
-        #: runs that were freed before their memory was allocated here, and those refused it
-        self._freed: set[int] = set()
-        self._refused: set[int] = set()
+        #: bytes that fit and are being allocated
+        self._promised = 0
+        #: runs that were freed before their memory was allocated here (the last ones)
+        self._freed: deque[int] = deque(maxlen=1000)
 
     def __len__(self) -> int:
         return len(self._outputs)
@@ -53,17 +55,20 @@ class Holdings:
         """Blocks for the outputs ``outs`` of a run: their offsets, or why not."""
         part: PartSpec = pickle.loads(spec)
         outs = list(outs)
-        sizes = [prod(part.out_shape(out)) * part.dtype.itemsize for out in outs]
+        shapes = (part.out_shape(part.local_out(out)) for out in outs)
+        sizes = [prod(shape) * part.dtype.itemsize for shape in shapes]
         loop = asyncio.get_running_loop()
+        needed = sum(sizes)
         try:
-            await self._make_room(sum(sizes))
-            blocks = await loop.run_in_executor(self._threads, self._arena.allocate, sizes)
+            await self._make_room(needed)
+            self._promised += needed
+            try:
+                blocks = await loop.run_in_executor(self._threads, self._arena.allocate, sizes)
+            finally:
+                self._promised -= needed
         except MemoryError as error:
-            self._refused.add(number)
             return {"error": str(error)}
-        if number in self._freed:
-            self._freed.discard(number)
-        else:
+        if number not in self._freed:
             self._outputs[number] = Outputs(part, dict(zip(outs, blocks, strict=True)))
         return {"offsets": [block.offset for block in blocks]}
 
@@ -81,10 +86,9 @@ class Holdings:
         limit = int(fraction * self._memory_limit)
         data: Any = self._worker.data
         while True:
-            there = limit - self._worker.monitor.get_process_memory() + self._arena.idle
-            if needed <= there:
+            there = limit - self._worker.monitor.get_process_memory() - self._promised
+            if needed <= there + self._arena.idle:
                 return
-            self._arena.trim()
             if not getattr(data, "fast", None) or data.evict() <= 0:  # all that Dask could spill
                 break
             await asyncio.sleep(0)
@@ -131,10 +135,8 @@ class Holdings:
             while not outputs.gate.quiet:
                 await asyncio.sleep(0.005)
             outputs.drop(condemn)
-        elif number in self._refused:
-            self._refused.discard(number)
-        else:  # its allocation is under way still, or will come yet
-            self._freed.add(number)
+        else:  # its allocation may be under way still, or come yet
+            self._freed.append(number)
 
     def close(self) -> None:
         """Give back everything."""

@@ -16,7 +16,7 @@ from dask.blockwise import Blockwise
 from distributed import Client, Future
 from numpy.typing import NDArray
 
-from dask_redist.connect import ask, find_client, ranks_of
+from dask_redist.connect import ask_now, find_client, ranks_of
 from dask_redist.errors import LayoutError
 from dask_redist.layer import RedistributeLayer
 from dask_redist.layouts import Layout, match_layout
@@ -169,12 +169,7 @@ def _is(layout: Layout, x: da.Array, owners: NDArray[np.int64], ranks: int) -> b
 def _placed(name: str, x: da.Array, client: Client) -> tuple[NDArray[np.int64], list[Layout]]:
     """The rank of each chunk of the array ``name``, chunked like x; layouts lately asked for."""
     ranks_of(client)
-    if client.asynchronous:
-        raise LayoutError(
-            "where persisted chunks are cannot be asked of an asynchronous client; "
-            "await client.who_has(x)"
-        )
     keys: list[Any] = [(name, *index) for index in np.ndindex(*x.numblocks)]
-    found = client.sync(ask, client, "redist_owners", keys=keys)
+    found = ask_now(client, "redist_owners", keys=keys)
     owners = np.array(found["owners"], np.int64).reshape(x.numblocks)
     return owners, pickle.loads(found["layouts"])

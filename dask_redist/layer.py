@@ -23,14 +23,7 @@ from dask_redist.boxes import Chunks
 from dask_redist.layouts import Layout
 from dask_redist.overlap import Overlap, Part
 from dask_redist.spec import Index, PartSpec
-from dask_redist.tasks import (
-    ContributeTask,
-    FenceTask,
-    TakeTask,
-    contribute,
-    redistribute,
-    take,
-)
+from dask_redist.tasks import FenceTask, OwnTask, contribute, redistribute, take
 
 Graph = dict[Any, Task]
 
@@ -162,12 +155,12 @@ class RedistributeLayer(Layer):
         for index in self._inputs(part, wanted):
             key = (f"{prefix}-contribute-{token}", *index, *suffix)
             chunk = TaskRef((self.name_input, *index))
-            graph[key] = ContributeTask(key, contribute, fence, index, chunk)
+            graph[key] = OwnTask(key, contribute, fence, index, chunk)
             refs.append(TaskRef(key))
         graph[fence] = FenceTask(fence, redistribute, spec, fence, List(*refs))
         for index in wanted:
             key = (self.name, *index)
-            graph[key] = TakeTask(key, take, index, TaskRef(fence))
+            graph[key] = OwnTask(key, take, index, TaskRef(fence))
 
     def part_spec(self, part: Part) -> PartSpec:
         """What the fence of a part carries."""

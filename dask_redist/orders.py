@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from dask_redist.conductor import Action, Allocate, Close, Conductor, Free, Prove, Ticket, Vote
-from dask_redist.errors import AdmissionError, RunTimeoutError
+from dask_redist.errors import AdmissionError, RunTimeoutError, has_left
 from dask_redist.ranks import Seat
 from dask_redist.roster import Roster
 from dask_redist.runbook import RunBook
@@ -92,7 +92,7 @@ class Orders:
                     return self.act(self.conductor.allocated(number, seat_number, offsets))
                 error = AdmissionError(f"rank {self.roster.rank(seat)}: {reply['error']}")
         except Exception as failure:
-            error = None if _has_left(failure) else failure
+            error = None if has_left(failure) else failure
         self.act(self.conductor.not_allocated(number, seat_number, error))
 
     async def _close(self, action: Close) -> None:
@@ -104,11 +104,11 @@ class Orders:
             reply = await self.roster.ask(seat, "redist_close", number=number)
         except Exception as failure:
             error = failure
-            if _has_left(failure):
+            if has_left(failure):
                 if await self._is_lost(seat):
                     return
                 error = RunTimeoutError(
-                    f"rank {self.roster.rank(seat)} on {seat.address} cannot be reached for "
+                    f"{self.roster.name(seat)} cannot be reached for "
                     f"{self.roster.timeout:g} s (redist.timeout)"
                 )
             return self.act(self.conductor.not_closed(number, seat_number, error))
@@ -135,7 +135,7 @@ class Orders:
             *(self.roster.ask(s, "redist_dead", **asked) for s in seats), return_exceptions=True
         )
         # A witness that has left itself cannot be harmed; one that is silent can.
-        if all(proof is True or _has_left(proof) for proof in proofs):
+        if all(proof is True or has_left(proof) for proof in proofs):
             return self.act(self.conductor.closed(number, seat_number))
         logger.warning(
             "the process of %s cannot be proven dead: the memory of run %d is not used again",
@@ -161,7 +161,7 @@ class Orders:
         while (run := self.conductor.by_number.get(number)) is not None and run.exchanging:
             if time.monotonic() > deadline:
                 late = [s for n in sorted(run.exchanging) if (s := self.roster.find(n))]
-                names = ", ".join(f"rank {self.roster.rank(s)} on {s.address}" for s in late)
+                names = ", ".join(self.roster.name(s) for s in late)
                 error = RunTimeoutError(
                     f"{names} did not exchange run {number} within {self.roster.timeout:g} s "
                     "(redist.timeout)"
@@ -179,8 +179,3 @@ class Orders:
                 await self.roster.ask(seat, "redist_free", number=number, condemn=condemn)
         except OSError as failure:
             logger.info("seat %d does not free run %d: %s", seat_number, number, failure)
-
-
-def _has_left(failure: object) -> bool:
-    """Whether a failure only says that the other side is gone."""
-    return isinstance(failure, OSError) and not isinstance(failure, RunTimeoutError)

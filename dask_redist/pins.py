@@ -30,10 +30,6 @@ class Pins:
         """A task is known no more."""
         self._places.pop(key, None)
 
-    def clear(self) -> None:
-        """All tasks are known no more."""
-        self._places.clear()
-
     def unpin(self, address: str) -> list[Any]:
         """Let the tasks of a worker that has left run anywhere; those that nobody would run."""
         stranded = []

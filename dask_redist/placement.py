@@ -62,7 +62,9 @@ def balanced(chunks: Chunks, ranks: int) -> IntArray:
     return owners.astype(np.int64).reshape(numblocks)
 
 
-def fewest_moved(overlap: Overlap, owners_in: npt.ArrayLike, ranks: int) -> IntArray:
+def fewest_moved(
+    overlap: Overlap, owners_in: npt.ArrayLike, ranks: int, start: IntArray | None = None
+) -> IntArray:
     """Place the output chunks so that few elements move, and the ranks stay balanced.
 
     Parameters
@@ -73,12 +75,14 @@ def fewest_moved(overlap: Overlap, owners_in: npt.ArrayLike, ranks: int) -> IntA
         The rank of each input chunk, shaped like its chunk grid; -1 where it is unknown.
     ranks : int
         The number of ranks.
+    start : ndarray of int64, optional
+        A balanced placement to begin with; default: that of `balanced`.
 
     Returns
     -------
     ndarray of int64
         The rank of each output chunk, shaped like the output's chunk grid.  Never moves more than
-        `balanced`; no rank's load exceeds twice the heaviest of `balanced`.
+        `start`, and is `start` if nothing moves less; no rank's load exceeds twice its heaviest.
 
     Examples
     --------
@@ -86,16 +90,17 @@ def fewest_moved(overlap: Overlap, owners_in: npt.ArrayLike, ranks: int) -> IntA
     array([1, 0])
     """
     held = flat_owners(owners_in, overlap.numblocks_in, "input", ranks)
-    start = balanced(overlap.chunks_out, ranks)
+    if start is None:
+        start = balanced(overlap.chunks_out, ranks)
     # COSTA's relabelling: give each balanced group to the rank that holds most of it.
-    groups = min(ranks, start.size)
-    here = count_elements(overlap, held, start.ravel(), (ranks, groups))
-    best, stays = start, int(np.trace(here))
+    names, group_of = np.unique(start, return_inverse=True)
+    here = count_elements(overlap, held, group_of.ravel(), (ranks, len(names)))
+    best, stays = start, int(here[names, np.arange(len(names))].sum())
     holder, group = linear_sum_assignment(here, maximize=True)
     if here[holder, group].sum() > stays:
-        label = np.empty(groups, dtype=np.int64)
+        label = np.empty(len(names), dtype=np.int64)
         label[group] = holder
-        best, stays = label[start], int(here[holder, group].sum())
+        best, stays = label[group_of].reshape(start.shape), int(here[holder, group].sum())
     if ranks < start.size <= _FEW_CHUNKS:
         placed, kept = _place_each(overlap, held, ranks)
         sizes = _elements(overlap.chunks_out)

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from math import prod
 from typing import Any
 
 import dask.array as da
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 
 from dask_redist.assign import assign
 from dask_redist.boxes import Chunks
-from dask_redist.connect import Ranks, ask, find_client, ranks_of
+from dask_redist.connect import Ranks, ask_now, find_client, ranks_of
 from dask_redist.inspection import owners
 from dask_redist.layer import RedistributeLayer
-from dask_redist.overlap import Overlap, traffic
+from dask_redist.overlap import Overlap, RankPlan, rank_plan
+from dask_redist.overlap import traffic as count_traffic
 from dask_redist.placement import balanced
 from dask_redist.relayout import Target, resolve, why_not
 from dask_redist.reports import RunReport
@@ -62,38 +64,38 @@ class Plan:
         return Overlap(self.chunks_in, self.target.chunks)
 
     @cached_property
-    def bytes(self) -> NDArray[np.int64]:
+    def traffic(self) -> NDArray[np.int64]:
         """Bytes from each rank (row) to each rank (column), (ranks, ranks)."""
-        elements = traffic(self.overlap, self.owners_in, self.target.owners, self.ranks.size)
+        elements = count_traffic(self.overlap, self.owners_in, self.target.owners, self.ranks.size)
         return elements * self.dtype.itemsize
 
     @property
     def bytes_moved(self) -> int:
         """Bytes whose owner changes."""
-        return int(self.bytes.sum() - np.trace(self.bytes))
+        return int(self.traffic.sum() - np.trace(self.traffic))
 
     @property
     def bytes_total(self) -> int:
         """Bytes of the array."""
-        return int(self.bytes.sum())
+        return int(self.traffic.sum())
 
     @property
     def messages(self) -> int:
         """Ordered pairs of ranks that exchange something."""
-        return int(np.count_nonzero(self.bytes) - np.count_nonzero(np.diag(self.bytes)))
+        return int(np.count_nonzero(self.traffic) - np.count_nonzero(np.diag(self.traffic)))
 
     @property
     def n_tasks(self) -> int:
         """Tasks in the graph: input chunks, fences, output chunks."""
-        n_in = int(np.prod(self.overlap.numblocks_in))
-        return n_in + len(self.overlap.parts) + int(np.prod(self.overlap.numblocks_out))
+        overlap = self.overlap
+        return prod(overlap.numblocks_in) + len(overlap.parts) + prod(overlap.numblocks_out)
 
     @property
     def wires(self) -> dict[str, int]:
         """Bytes over each wire; what stays on its rank counts as "direct"."""
         found: Counter[str] = Counter()
-        for a, b in np.argwhere(self.bytes).tolist():
-            found[self.ranks.wires.get((a, b), "direct")] += int(self.bytes[a, b])
+        for a, b in np.argwhere(self.traffic).tolist():
+            found[self.ranks.wires.get((a, b), "direct")] += int(self.traffic[a, b])
         return dict(found)
 
     def peak_bytes(self, rank: int) -> int:
@@ -102,11 +104,15 @@ class Plan:
         With the input in memory both are held until the input is let go; an input that is made on
         the fly is let go chunk by chunk, so only its largest chunk counts.
         """
-        outputs = int(self.bytes[:, rank].sum())
+        outputs = int(self.traffic[:, rank].sum())
         if not self.assumed:
-            return outputs + int(self.bytes[rank].sum())
-        largest = int(np.prod([max(sizes, default=0) for sizes in self.chunks_in], dtype=np.int64))
+            return outputs + int(self.traffic[rank].sum())
+        largest = prod(max(sizes) for sizes in self.chunks_in)
         return outputs + largest * self.dtype.itemsize
+
+    def rank(self, rank: int) -> RankPlan:
+        """The pieces that one rank sends and receives, in elements."""
+        return rank_plan(self.overlap, self.owners_in, self.target.owners, rank)
 
     def explain(self) -> str:
         """The plan in words."""
@@ -128,9 +134,9 @@ class Plan:
             [
                 f"{shape} {self.dtype} -> {words}",
                 assumed,
-                f"tasks: {self.n_tasks} ({_blocks(self.overlap.numblocks_in)} contribute, "
+                f"tasks: {self.n_tasks} ({prod(self.overlap.numblocks_in)} contribute, "
                 f"{len(self.overlap.parts)} redistribute, "
-                f"{_blocks(self.overlap.numblocks_out)} take)",
+                f"{prod(self.overlap.numblocks_out)} take)",
                 f"moves {format_bytes(self.bytes_moved)} of {format_bytes(self.bytes_total)} "
                 f"({moved:.0f} %) between {self.messages} pairs of ranks, in {len(self.overlap)} "
                 "pieces",
@@ -145,7 +151,7 @@ class Plan:
     def _repr_html_(self) -> str:
         cells = "".join(
             f"<tr><th>{r}</th>" + "".join(f"<td>{format_bytes(int(b))}</td>" for b in row) + "</tr>"
-            for r, row in enumerate(self.bytes[:16, :16])
+            for r, row in enumerate(self.traffic[:16, :16])
         )
         heads = "".join(f"<th>{r}</th>" for r in range(min(self.ranks.size, 16)))
         return (
@@ -153,10 +159,6 @@ class Plan:
             f"<table><caption>bytes from rank (row) to rank (column)</caption>"
             f"<tr><th></th>{heads}</tr>{cells}</table>"
         )
-
-
-def _blocks(numblocks: tuple[int, ...]) -> int:
-    return int(np.prod(numblocks, dtype=np.int64))
 
 
 def plan(x: da.Array, layout: Any, *, client: Client | None = None) -> Plan:
@@ -244,5 +246,5 @@ def runs(*, client: Client | None = None) -> list[RunReport]:
     """
     client = find_client(client)
     ranks_of(client)
-    reports: list[RunReport] = pickle.loads(client.sync(ask, client, "redist_runs"))
+    reports: list[RunReport] = pickle.loads(ask_now(client, "redist_runs"))
     return reports

@@ -8,13 +8,13 @@ Task threads call :meth:`Rank.contribute` and :meth:`Rank.take`; the fence corou
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -25,15 +25,13 @@ from numpy.typing import NDArray
 
 from dask_redist import config
 from dask_redist.arena import Arena, block_of
-from dask_redist.errors import RunTimeoutError
+from dask_redist.errors import RunTimeoutError, dump, has_left
 from dask_redist.holdings import Holdings
 from dask_redist.lane import Lane
 from dask_redist.process import is_dead, started
 from dask_redist.reach import Reach
 from dask_redist.run import RankRun, RunClosed, RunTable
 from dask_redist.spec import Index, Receipt
-
-logger = logging.getLogger(__name__)
 
 PLUGIN = "dask_redist"
 
@@ -92,6 +90,7 @@ class Rank(WorkerPlugin):
             card=tuple(self.arena.card),
             memory_limit=self.memory_limit,
             nthreads=worker.state.nthreads,
+            mpi_rank=_world_rank(),
         )
         self.seat: int = reply["seat"]
         self.reach.seat = self.seat
@@ -158,24 +157,27 @@ class Rank(WorkerPlugin):
         RunTimeoutError
             Nobody answered in time.
         """
+        deadline = None
         while True:
             run = self._join(id)
             if run is None:
                 return None
             try:
                 run.contribute(index, chunk)
+                return run.table.number
             except RunClosed:
                 self._leave(id, run)
             except OSError as error:
-                if not _has_left(error):
+                if not has_left(error):
                     raise
-                # The conductor will hear of it too, and make the run again.
-                logger.info("contribution %s to %s comes again: %s", index, id, error)
-                self._leave(id, run)
+                # If an owner has left, the conductor ends the run; else what failed is tried again.
+                deadline = deadline or time.monotonic() + self.timeout
+                if time.monotonic() > deadline:
+                    raise RunTimeoutError(
+                        f"the rank on {self.worker.address} could not write to another one for "
+                        f"{self.timeout:g} s (redist.timeout): {error}"
+                    ) from error
                 time.sleep(0.1)
-                raise Reschedule from error
-            else:
-                return run.table.number
 
     def take(self, receipt: Receipt, index: Index) -> NDArray[Any]:
         """The output chunk ``index``, once: an array over this rank's block."""
@@ -194,30 +196,41 @@ class Rank(WorkerPlugin):
 
     def _join(self, id: Any) -> RankRun | None:
         """The run of ``id`` on this rank; the first contribution here asks the conductor."""
-        with self._lock:
-            future = self._joins.get(id)
-            if future is not None and future.done() and future.exception() is not None:
-                future = None  # whoever comes after a failure asks again
-            first = future is None
-            if future is None:
-                future = self._joins[id] = Future()
-        if first:
-            try:
-                future.set_result(self._call(self._ask(id, self.worker.get_current_task())))
-            except BaseException as error:
-                future.set_exception(error)
-                raise
-        run = future.result(2 * self.timeout)
-        if run is None:
+        while True:
             with self._lock:
-                if self._joins.get(id) is future:
-                    del self._joins[id]
-        return run
+                future = self._joins.get(id)
+                first = future is None
+                if future is None:
+                    future = self._joins[id] = Future()
+            if not first:
+                try:
+                    return future.result()  # as long as the first one waits
+                except CancelledError:
+                    continue
+            try:
+                run: RankRun | None = self._call(self._ask(id, self.worker.get_current_task()))
+            except BaseException as error:
+                self._forget(id, future)
+                if isinstance(error, Reschedule):
+                    future.cancel()  # that concerns the first task only; the next one asks
+                else:
+                    future.set_exception(error)
+                raise
+            if run is None:
+                self._forget(id, future)
+            future.set_result(run)
+            return run
 
     def _leave(self, id: Any, run: RankRun) -> None:
+        """Whoever comes next asks for the run again."""
         with self._lock:
             future = self._joins.get(id)
-            if future is not None and future.done() and future.result() is run:
+        if future is not None and future.done() and future.result() is run:
+            self._forget(id, future)
+
+    def _forget(self, id: Any, future: Future[RankRun | None]) -> None:
+        with self._lock:
+            if self._joins.get(id) is future:
                 del self._joins[id]
 
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -278,7 +291,10 @@ class Rank(WorkerPlugin):
         while not run.gate.quiet:  # the conductor gives up after the timeout
             await asyncio.sleep(0.005)
         self.runs.pop(number, None)
-        if rest := run.settle():
+        rest = run.rest
+        for seat, nbytes in run.tally.sent.items():
+            self.reach.credit(seat, nbytes)
+        if rest and not run.over:
             self._rests[number] = run
         tally = run.tally
         return {
@@ -304,15 +320,14 @@ class Rank(WorkerPlugin):
         try:
             run.exchange()
         except Exception as failure:
-            answer = {
-                "failed": True,
-                "error": None if _has_left(failure) else pickle.dumps(failure),
-            }
+            answer = {"failed": True, "error": None if has_left(failure) else dump(failure)}
         number = run.table.number
         self._call(self.worker.scheduler.redist_exchanged(number=number, seat=self.seat, **answer))
 
     async def _free(self, number: int, condemn: bool) -> None:
         self._rests.pop(number, None)
+        if number in self.runs:
+            self.runs[number].over = True
         await self.holdings.free(number, condemn)
 
     async def _dead(self, number: int, lost: int, pid: int, started: int) -> bool:
@@ -343,13 +358,16 @@ class Rank(WorkerPlugin):
         }
 
 
+def _world_rank() -> int | None:
+    """The rank of this process in the MPI world, if mpi4py has been started in it."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.size == 1:
+        return None
+    return int(mpi.COMM_WORLD.rank)
+
+
 def _cool(key: Any, value: Any) -> None:
     """Dask spilled an array: the pages of its block go back to the system at once."""
     block = block_of(value)
     if block is not None:
         block.cool()
-
-
-def _has_left(error: Exception) -> bool:
-    """Whether an error only says that the other side is gone."""
-    return isinstance(error, OSError) and not isinstance(error, RunTimeoutError)

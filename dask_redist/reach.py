@@ -14,6 +14,7 @@ from distributed.protocol.serialize import to_serialize
 
 from dask_redist import config
 from dask_redist.arena import Arena
+from dask_redist.errors import RedistError
 from dask_redist.peers import LocalPeer, NotAttached, PageBudget, Peer, attach
 from dask_redist.ranks import Seat
 from dask_redist.run import RunTable
@@ -52,6 +53,8 @@ class Reach:
         self._peers: dict[int, Peer | None] = {}
         self._gone: set[int] = set()
         self._sending: dict[int, set[asyncio.Future[Any]]] = {}
+        self._forced = config.get("wire")
+        self._message_bytes = config.nbytes("message-bytes")
         self._lock = threading.Lock()
 
     def wire_to(self, table: RunTable, seat: int) -> Wire:
@@ -65,14 +68,20 @@ class Reach:
         owner = table.owners[seat]
         peer = self._peer(owner)
         if peer is not None:
-            return MemoryWire(peer, writer=self.seat if seat != self.seat else None)
+            return MemoryWire(peer)
         send = partial(self._send, table.number, owner)
-        return MessageWire(send, config.nbytes("message-bytes"), name="dask comm")
+        return MessageWire(send, self._message_bytes, name="dask comm")
 
     def wires(self, seats: Iterable[Any]) -> dict[int, str]:
         """The kind of wire to each of the ``seats``."""
         peers = ((seat.seat, self._peer(seat)) for seat in map(Seat.of, seats))
         return {seat: "dask comm" if peer is None else peer.wire for seat, peer in peers}
+
+    def credit(self, seat: int, nbytes: int) -> None:
+        """Tell a rank how much has been written into its memory."""
+        peer = self._peers.get(seat)
+        if peer is not None and seat != self.seat:
+            peer.credit(self.seat, nbytes)
 
     def all_there(self, seats: Iterable[int]) -> bool:
         """Whether none of the ``seats`` is known to have left."""
@@ -80,49 +89,53 @@ class Reach:
 
     def left(self, seat: int) -> None:
         """A rank has left: its memory stays until the last peer unmaps it."""
-        self._gone.add(seat)
-        for message in self._sending.pop(seat, ()):
-            message.cancel()
-        peer = self._peers.pop(seat, None)
+        with self._lock:
+            self._gone.add(seat)
+            peer = self._peers.pop(seat, None)
         if peer is not None:
             peer.close()
+        for message in self._sending.pop(seat, ()):
+            message.cancel()
 
     def close(self) -> None:
         """Unmap all peers."""
-        while self._peers:
-            _, peer = self._peers.popitem()
-            if peer is not None:
-                peer.close()
+        for seat in list(self._peers):
+            self.left(seat)
 
     def _peer(self, owner: Seat) -> Peer | None:
         """A view of the owner's arena; None where only messages reach it."""
+        with self._lock:
+            self._refuse_gone(owner)
+            if owner.seat not in self._peers:
+                self._peers[owner.seat] = self._attach(owner)
+            return self._peers[owner.seat]
+
+    def _attach(self, owner: Seat) -> Peer | None:
+        if owner.seat == self.seat:
+            return LocalPeer(self._arena)
+        if self._forced not in (None, "shared memory"):
+            return None
+        try:
+            return attach(owner.card, self._pages)
+        except NotAttached as error:
+            if self._forced:
+                raise RedistError(
+                    f"redist.wire is {self._forced!r}, but the memory of the rank on "
+                    f"{owner.address} cannot be attached: {error}"
+                ) from error
+            logger.info("rank on %s is reached by messages: %s", owner.address, error)
+            return None
+
+    def _refuse_gone(self, owner: Seat) -> None:
         if owner.seat in self._gone:
             raise OSError(f"rank on {owner.address} has left")
-        try:
-            return self._peers[owner.seat]
-        except KeyError:
-            pass
-        forced = config.get("wire")
-        peer: Peer | None = None
-        if owner.seat == self.seat:
-            peer = LocalPeer(self._arena)
-        elif forced in (None, "shared memory"):
-            try:
-                peer = attach(owner.card, self._pages)
-            except NotAttached as error:
-                if forced:
-                    raise
-                logger.info("rank on %s is reached by messages: %s", owner.address, error)
-        with self._lock:
-            return self._peers.setdefault(owner.seat, peer)
 
     def _send(self, number: int, owner: Seat, headers: Any, buffers: Any) -> None:
         self._call(self._post(number, owner, headers, buffers))
 
     async def _post(self, number: int, owner: Seat, headers: Any, buffers: Any) -> None:
         """Send one message of pieces; given up as soon as the owner is known to have left."""
-        if owner.seat in self._gone:
-            raise OSError(f"rank on {owner.address} has left")
+        self._refuse_gone(owner)
         message = asyncio.ensure_future(
             self._worker.rpc(owner.address).redist_write(
                 number=number, headers=headers, buffers=[to_serialize(b) for b in buffers]

@@ -55,7 +55,6 @@ def resolve(x: da.Array, target: Any, ranks: int) -> Target:
             "for example Slab.X"
         )
     if layout is not None:
-        layout.check(x.shape, ranks)
         chunks = layout.chunks(x.shape, ranks, max_chunks=limit)
         return Target(chunks, layout.owners(x.shape, ranks, max_chunks=limit), layout)
     chunks = _rechunk_chunks(x, target)
@@ -179,7 +178,9 @@ def redistribute(
     return da.Array(graph, layer.name, target.chunks, meta=x._meta)
 
 
-def resplit(x: da.Array, axis: int, **kwargs: Any) -> da.Array:
+def resplit(
+    x: da.Array, axis: int, *, client: Client | None = None, fallback: str | None = None
+) -> da.Array:
     """Split an array along another axis, as Heat's ``resplit`` does: one slab a rank.
 
     Parameters
@@ -188,7 +189,7 @@ def resplit(x: da.Array, axis: int, **kwargs: Any) -> da.Array:
         The array.
     axis : int
         The axis to split; negative ones count from the end.
-    **kwargs
+    client, fallback
         As for :func:`redistribute`.
 
     Returns
@@ -205,4 +206,4 @@ def resplit(x: da.Array, axis: int, **kwargs: Any) -> da.Array:
     ...     dr.resplit(da.ones((4, 6), chunks=2), 1).chunks
     ((4,), (3, 3))
     """
-    return redistribute(x, Slab(axis), **kwargs)
+    return redistribute(x, Slab(axis), client=client, fallback=fallback)

@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from dask_redist.spec import PartSpec
-
 
 @dataclass
 class RunReport:
@@ -25,7 +23,9 @@ class RunReport:
     ranks
         How many ranks there were.
     n_in, n_out
-        Input chunks, and output chunks that were wanted.
+        Input chunks that contribute, and output chunks that were wanted.
+    state
+        ``open``, ``published`` (all outputs were there), or ``ended`` before that.
     seconds
         Wall time by stage: ``create`` (owners, memory), ``contribute`` (until the fence),
         ``fence``, ``take`` (until the last output was taken).
@@ -45,6 +45,7 @@ class RunReport:
     ranks: int
     n_in: int
     n_out: int
+    state: str = "open"
     seconds: dict[str, float] = field(default_factory=dict)
     sent: dict[tuple[int, int], int] = field(default_factory=dict)
     wires: Counter[str] = field(default_factory=Counter)
@@ -52,19 +53,20 @@ class RunReport:
     writing: float = 0.0
     _last: float = field(default_factory=time.perf_counter, repr=False, compare=False)
 
-    @classmethod
-    def start(cls, number: int, spec: PartSpec, ranks: int, n_out: int) -> RunReport:
-        """A report of a run that begins now."""
-        n_in = 1
-        for n in spec.grid_in:
-            n_in *= n
-        return cls(number, spec.name, str(spec.layout or "owners open"), ranks, n_in, n_out)
-
     def mark(self, stage: str) -> None:
         """The stage ends now."""
+        if stage == "fence":
+            self.state = "published"
         now = time.perf_counter()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
+
+    def end(self) -> None:
+        """The run is over."""
+        if self.state == "published":
+            self.mark("take")
+        else:
+            self.state = "ended"
 
     def add(self, seat: int, tally: dict[str, Any]) -> None:
         """Count what a rank wrote."""

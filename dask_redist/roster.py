@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distributed import Scheduler
@@ -54,6 +55,10 @@ class Roster:
         """The rank that a seat has now, for messages."""
         return next((r for r, s in enumerate(self.ranks.table()) if s.seat == seat.seat), "?")
 
+    def name(self, seat: Seat) -> str:
+        """A rank in words."""
+        return f"rank {self.rank(seat)} on {seat.address}"
+
     def numbers(self) -> dict[str, int]:
         """Address to rank."""
         return {seat.address: rank for rank, seat in enumerate(self.ranks.table())}
@@ -73,8 +78,7 @@ class Roster:
             return await asyncio.wait_for(call, self.timeout)
         except TimeoutError:
             raise RunTimeoutError(
-                f"rank {self.rank(seat)} on {seat.address} did not answer {op} within "
-                f"{self.timeout:g} s (redist.timeout)"
+                f"{self.name(seat)} did not answer {op} within {self.timeout:g} s (redist.timeout)"
             ) from None
 
     async def ask_all(self, op: str, **arguments: Any) -> dict[Seat, Any]:
@@ -88,8 +92,12 @@ class Roster:
         for seat in self.ranks.table():
             self.scheduler.worker_send(seat.address, message)
 
-    async def complete(self, n_ranks: int | None, timeout: float) -> dict[str, Any]:
+    async def complete(
+        self, n_ranks: int | None, timeout: float, known: Sequence[int] = ()
+    ) -> dict[str, Any]:
         """Number the ranks when all workers are there; their table, and who reaches whom how.
+
+        Nothing of that where the asker knows these seats already.
 
         Raises
         ------
@@ -100,8 +108,13 @@ class Roster:
         while True:
             here = {s.address for s in (*self.ranks.arrived, *self.ranks.seated.values())}
             missing = [w for w in self.scheduler.workers if w not in here]
-            if not missing and len(here) >= (n_ranks or 1):
-                break
+            if not missing and len(here) >= (1 if n_ranks is None else n_ranks):
+                self.ranks.seal()
+                seats = tuple(seat.seat for seat in self.ranks.table())
+                if seats == tuple(known):
+                    return {"same": True}
+                with contextlib.suppress(OSError):  # one has left meanwhile: once more
+                    return {"ranks": list(map(tuple, self.ranks.table())), **await self._reach()}
             if time.monotonic() > deadline:
                 raise RunTimeoutError(
                     f"{len(here)} of {n_ranks or len(self.scheduler.workers) or 1} ranks came "
@@ -110,13 +123,16 @@ class Roster:
                     + "; start more workers or raise timeout="
                 )
             await asyncio.sleep(0.02)
-        self.ranks.seal()
-        table = [tuple(seat) for seat in self.ranks.table()]
+
+    async def _reach(self) -> dict[str, Any]:
+        """The wire between each two ranks, asked once for each set of ranks."""
         seats = tuple(seat.seat for seat in self.ranks.table())
-        if self._wires[0] != seats:  # asked once for each set of ranks
-            replies = await self.ask_all("redist_reach", seats=table)
+        if self._wires[0] != seats:
+            replies = await self.ask_all(
+                "redist_reach", seats=[tuple(seat) for seat in self.ranks.table()]
+            )
             self._wires = seats, {seat.seat: reply for seat, reply in replies.items()}
-        return {"ranks": table, "wires": self._wires[1]}
+        return {"wires": self._wires[1]}
 
     # ------------------------------------------------------------------------------- chunks
     def computed(self, key: Any, address: str) -> None:

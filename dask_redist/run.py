@@ -22,7 +22,7 @@ from dask_redist.arena import Block
 from dask_redist.errors import ChunkMismatchError
 from dask_redist.ranks import Seat
 from dask_redist.spec import Index, PartSpec
-from dask_redist.wires import MessageWire, Place, Wire, unpack
+from dask_redist.wires import Place, Wire, unpack
 
 
 class RunTable(NamedTuple):
@@ -123,6 +123,10 @@ class RankRun:
         self.table = table
         self.gate = Gate()
         self.tally = Tally()
+        #: the conductor has ended the run; what is held back goes nowhere
+        self.over = False
+        self._seats: list[int] = table.seats.tolist()
+        self._offsets: list[int] = table.offsets.tolist()
         self._wire_to = wire_to
         self._wires: dict[int, Wire] = {}
         self._lock = threading.Lock()
@@ -134,28 +138,24 @@ class RankRun:
         with self.gate.enter():
             start = time.perf_counter()
             tally = Tally()
-            for out, piece in self._pieces(spec.local_in(index)):
-                seat, offset = int(self.table.seats[out]), int(self.table.offsets[out])
+            for piece in spec.overlap.pieces_of_input(spec.local_in(index)):
+                out = spec.flat_out(piece.chunk)
+                if (seat := self._seats[out]) < 0:
+                    continue  # nobody wants it
                 wire = self._wire(seat)
-                place = Place(out, offset, spec.out_shape(out), spec.dtype)
+                place = Place(out, self._offsets[out], spec.out_shape(piece.chunk), spec.dtype)
                 wire.write(place, piece.target, array[piece.source])
-                nbytes = piece.size * spec.dtype.itemsize
-                tally.sent[seat] += nbytes
-                tally.wires[wire.name] += nbytes
+                tally.sent[seat] += piece.size * spec.dtype.itemsize
+                tally.wires[wire.name] += piece.size * spec.dtype.itemsize
                 tally.pieces += 1
             tally.writing = time.perf_counter() - start
             with self._lock:
                 self.tally.add(tally)
 
-    def settle(self) -> bool:
-        """End what is one-sided; whether pieces are held back for the exchange."""
-        held = False
-        for wire in self._wires.values():
-            if isinstance(wire, MessageWire):
-                held = held or wire.held > 0
-            else:
-                wire.flush()
-        return held
+    @property
+    def rest(self) -> bool:
+        """Whether pieces are held back for the exchange."""
+        return any(wire.held for wire in self._wires.values())
 
     def exchange(self) -> None:
         """Send what is held back."""
@@ -170,13 +170,6 @@ class RankRun:
                 self._wires[seat] = wire
         return wire
 
-    def _pieces(self, local: Index) -> Iterator[tuple[int, Any]]:
-        spec = self.table.spec
-        for piece in spec.overlap.pieces_of_input(local):
-            out = spec.flat_out(piece.chunk)
-            if self.table.seats[out] >= 0:
-                yield out, piece
-
 
 class Outputs:
     """The output blocks of one run that a rank owns, until each is taken."""
@@ -189,7 +182,7 @@ class Outputs:
     def take(self, out: int) -> NDArray[Any] | None:
         """The array over block ``out``; None when it is not here (any more)."""
         block = self._blocks.pop(out, None)  # one take wins
-        return None if block is None else block.array(self.spec.out_shape(out), self.spec.dtype)
+        return None if block is None else block.array(self._shape(out), self.spec.dtype)
 
     def receive(self, headers: Any, buffers: Any) -> None:
         """Write pieces that came as messages."""
@@ -197,7 +190,10 @@ class Outputs:
             unpack(headers, buffers, self._view)
 
     def _view(self, out: int) -> NDArray[Any]:
-        return self._blocks[out].array(self.spec.out_shape(out), self.spec.dtype)
+        return self._blocks[out].array(self._shape(out), self.spec.dtype)
+
+    def _shape(self, out: int) -> Index:
+        return self.spec.out_shape(self.spec.local_out(out))
 
     def drop(self, condemn: bool) -> None:
         """Give back what was not taken; ``condemn``: to nobody."""

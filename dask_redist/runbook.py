@@ -30,12 +30,13 @@ class RunBook:
         self._spec_bytes: dict[int, bytes] = {}
         self._tables: dict[int, bytes] = {}
 
-    def open(self, run: Run, spec: PartSpec, ranks: int) -> None:
+    def open(self, run: Run, spec: PartSpec, ranks: int, n_in: int) -> None:
         """A run begins."""
         self.specs[run.id] = spec
         if spec.layout is not None and spec.layout not in self.layouts:
             self.layouts.append(spec.layout)
-        report = RunReport.start(run.number, spec, ranks, len(run.owners))
+        layout = str(spec.layout or "owners open")
+        report = RunReport(run.number, spec.name, layout, ranks, n_in, len(run.owners))
         self._live[run.number] = report
         self.reports.append(report)
         self._spec_bytes[run.number] = pickle.dumps(spec)
@@ -70,6 +71,7 @@ class RunBook:
 
     def close(self, number: int) -> None:
         """A run is over."""
-        self.mark(number, "take")
+        if report := self._live.get(number):
+            report.end()
         for kept in (self._live, self._tables, self._spec_bytes):
             kept.pop(number, None)

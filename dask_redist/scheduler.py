@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dask_redist import config
 from dask_redist.assign import assign
 from dask_redist.conductor import AGAIN, Action, Answer, Conductor, Recompute
+from dask_redist.errors import dump
 from dask_redist.orders import Orders
 from dask_redist.pins import Pins
 from dask_redist.roster import Roster
@@ -107,7 +108,7 @@ class SchedulerShell(SchedulerPlugin):
             self._create(id, fence)
         value = await self._request(lambda r: self.conductor.join(id, seat, r))
         if isinstance(value, Exception):
-            return {"error": pickle.dumps(value)}
+            return {"error": dump(value)}
         run = self.conductor.runs.get(id)
         if value == AGAIN or run is None or run.number != value:
             return {"again": True}
@@ -119,7 +120,7 @@ class SchedulerShell(SchedulerPlugin):
         self.book.mark(max(numbers), "contribute")
         value = await self._request(lambda r: self.conductor.fence(id, set(numbers), r))
         if isinstance(value, Exception):
-            return {"error": pickle.dumps(value)}
+            return {"error": dump(value)}
         if value == AGAIN:
             return {"again": True}
         self.book.mark(value, "fence")
@@ -192,13 +193,6 @@ class SchedulerShell(SchedulerPlugin):
         addresses = {s.address for s in self.roster.ranks.table() if s.seat in busy}
         return [ws for ws in workers if ws.address not in addresses]
 
-    def restart(self, scheduler: Scheduler) -> None:
-        """All tasks are forgotten and all workers are restarted."""
-        for id in list(self.book.specs):
-            self._act(self.conductor.gone(id))
-        self.book.specs.clear()
-        self.pins.clear()
-
     # ------------------------------------------------------------------------------- helpers
     def _leave(self, address: str) -> None:
         seat = self.roster.leave(address)
@@ -219,7 +213,7 @@ class SchedulerShell(SchedulerPlugin):
         wanted = [take.key for take in fence.dependents if take.state in _NEEDED]
         outs = sorted(spec.out_number(key[1:]) for key in wanted)
         actions = self.conductor.create(id, {out: seats[int(owners[out])].seat for out in outs})
-        self.book.open(self.conductor.runs[id], spec, len(seats))
+        self.book.open(self.conductor.runs[id], spec, len(seats), len(fence.dependencies))
         for key in wanted:
             self.pins.pin(key, self._address(id, key))
         self._act(actions)
@@ -246,12 +240,15 @@ class SchedulerShell(SchedulerPlugin):
 
     def _act(self, actions: list[Action]) -> None:
         """Do what an event causes."""
+        for action in actions:  # answers first: whatever fails, nobody is left waiting
+            if isinstance(action, Answer):
+                future = self._requests.get(action.request)
+                if future is not None and not future.done():
+                    future.set_result(action.value)
         for action in actions:
             match action:
-                case Answer(request, value):
-                    future = self._requests.get(request)
-                    if future is not None and not future.done():
-                        future.set_result(value)
+                case Answer():
+                    pass
                 case Recompute(id):
                     self._recompute(id)
                 case _:

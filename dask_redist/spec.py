@@ -7,10 +7,8 @@ own fence and its own run. Chunks inside a part are numbered from zero; ``first_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -100,21 +98,16 @@ class PartSpec:
             local.append(i)
         return tuple(reversed(local))
 
-    def out_index(self, number: int) -> Index:
-        """Index in the whole array of the output chunk ``number``."""
-        return tuple(i + f for i, f in zip(self.local_out(number), self.first_out, strict=True))
-
     def in_shape(self, local: Index) -> Index:
         """Shape of the input chunk ``local``."""
         return tuple(c[i] for c, i in zip(self.chunks_in, local, strict=True))
 
-    def out_shape(self, number: int) -> Index:
-        """Shape of the output chunk ``number``."""
-        return tuple(c[i] for c, i in zip(self.chunks_out, self.local_out(number), strict=True))
+    def out_shape(self, local: Index) -> Index:
+        """Shape of the output chunk ``local``."""
+        return tuple(c[i] for c, i in zip(self.chunks_out, local, strict=True))
 
-    def indices_in(self) -> Iterator[Index]:
-        """Indices in the whole array of the input chunks, in C order."""
-        return product(*(range(f, f + n) for f, n in zip(self.first_in, self.grid_in, strict=True)))
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __dask_tokenize__(self) -> object:
         return (self.name, self.name_input, self.first_in, self.first_out, self.grid_out)

@@ -29,21 +29,23 @@ class Gathered(NamedTuple):
     chunks: dict[Index, Any]
 
 
-class ContributeTask(Task):
-    """The contribution of one input chunk; never fused: Dask would rename it and put an alias
-    before the fence, and the conductor knows the contributions as the fence's dependencies.
+class OwnTask(Task):
+    """A contribute or take task: never fused.
+
+    The conductor pins takes, and knows contributions as the fence's dependencies; a fused task
+    would have another key, with an alias before the fence.
     """
 
     __slots__ = ()
 
     @property
     def block_fusion(self) -> bool:
-        """Whether neighbours may be fused with this task."""
+        """Whether neighbours may not be fused with this task."""
         return True
 
 
-class FenceTask(Task):
-    """The fence of one run; never fused, so that the conductor finds it under its key."""
+class FenceTask(OwnTask):
+    """The fence of one run; the conductor finds it under its key."""
 
     __slots__ = ()
 
@@ -54,24 +56,8 @@ class FenceTask(Task):
         return spec
 
     @property
-    def block_fusion(self) -> bool:
-        """Whether neighbours may be fused with this task."""
-        return True
-
-    @property
     def is_coro(self) -> bool:
         """On a worker the task is a coroutine: it holds a slot but no thread."""
-        return True
-
-
-class TakeTask(Task):
-    """The take of one output chunk; never fused, so that it can be pinned to the owner."""
-
-    __slots__ = ()
-
-    @property
-    def block_fusion(self) -> bool:
-        """Whether neighbours may be fused with this task."""
         return True
 
 
@@ -133,8 +119,8 @@ def take(index: Index, receipt: Receipt | Gathered) -> NDArray[Any]:
 
 def _assemble(gathered: Gathered, index: Index) -> NDArray[Any]:
     spec, chunks = gathered
-    out = np.empty(spec.out_shape(spec.out_number(index)), spec.dtype)
     local = tuple(i - f for i, f in zip(index, spec.first_out, strict=True))
+    out = np.empty(spec.out_shape(local), spec.dtype)
     for piece in spec.overlap.pieces_of_output(local):
         source = tuple(i + f for i, f in zip(piece.chunk, spec.first_in, strict=True))
         out[piece.target] = checked(chunks[source], spec, source)[piece.source]

@@ -49,15 +49,14 @@ class Wire(Protocol):
     ----------
     name : str
         What reports call it.
-    sent : int
-        Bytes of all pieces written so far.
-    messages : int
-        Writes to memory, or messages, so far.
+    held : int
+        Bytes that have gathered and are not sent yet.
     """
 
     name: str
-    sent: int
-    messages: int
+
+    @property
+    def held(self) -> int: ...
 
     def write(self, place: Place, target_slices: tuple[slice, ...], piece: NDArray[Any]) -> None:
         """Move one piece to its place; it has left the piece's memory when this returns."""
@@ -73,31 +72,18 @@ class MemoryWire:
     ----------
     peer : Peer
         The attached arena of the rank at the other end; it is closed by who attached it.
-    writer : int, optional
-        This rank's number at the peer, which is told at each flush how much it has got.
     """
 
-    def __init__(self, peer: Peer, writer: int | None = None) -> None:
+    def __init__(self, peer: Peer) -> None:
         self.name = peer.wire
-        self.sent = 0
-        self.messages = 0
+        self.held = 0
         self._peer = peer
-        self._writer = writer
-        self._credited = 0
-        self._lock = threading.Lock()
 
     def write(self, place: Place, target_slices: tuple[slice, ...], piece: NDArray[Any]) -> None:
         self._peer.write(place.offset, place.shape, place.dtype, target_slices, piece)
-        with self._lock:
-            self.sent += piece.nbytes
-            self.messages += 1
 
     def flush(self) -> None:
-        """Tell the peer what it has got; every write has arrived already."""
-        with self._lock:
-            news, self._credited = self.sent - self._credited, self.sent
-        if self._writer is not None:
-            self._peer.credit(self._writer, news)
+        """Nothing: every write has arrived already."""
 
 
 class MessageWire:
@@ -203,11 +189,20 @@ class MessageWire:
     def _post(self, message: tuple[list[list[int]], list[Bytes]]) -> None:
         """Send outside the lock: other threads go on packing meanwhile."""
         headers, buffers = message
-        if headers:
+        if not headers:
+            return
+        nbytes = sum(buffer.nbytes for buffer in buffers)
+        try:
             self._send(headers, buffers)
+        except BaseException:
+            # Pieces of other contributions are among them: they go with the next message.
             with self._lock:
-                self.sent += sum(buffer.nbytes for buffer in buffers)
-                self.messages += 1
+                self._headers[:0], self._buffers[:0] = headers, buffers
+                self._held += nbytes
+            raise
+        with self._lock:
+            self.sent += nbytes
+            self.messages += 1
 
 
 def _corners(place: Place, slices: tuple[slice, ...]) -> tuple[list[int], list[int]]:

@@ -72,21 +72,44 @@ def test_both_wires_agree_with_numpy(
     place = Place(3, block.offset, shape, dtype.str)
     outbox = Outbox(limit, dtype.itemsize)
     received = np.full(shape, 1, "u1").astype(f"V{dtype.itemsize}").view(dtype)
-    wires: list[Wire] = [MemoryWire(LocalPeer(arena)), MessageWire(outbox, limit)]
+    packer = MessageWire(outbox, limit)
+    wires: list[Wire] = [MemoryWire(LocalPeer(arena)), packer]
     for wire in wires:
         for box in boxes:
             wire.write(place, box, part(source, box))
         wire.flush()
         wire.flush()
-        assert wire.sent == size
+        assert wire.held == 0
     for headers, buffers in outbox.messages:
         unpack(headers, buffers, {3: received}.__getitem__)
     assert received.tobytes() == whole.tobytes()
     assert block.array(shape, dtype).tobytes() == whole.tobytes()
     assert [wire.name for wire in wires] == ["direct", "messages"]
-    assert wires[1].messages == len(outbox.messages)
-    assert wires[0].messages == len(boxes)
+    assert (packer.sent, packer.messages) == (size, len(outbox.messages))
     arena.close()
+
+
+def test_what_a_failed_message_held_goes_with_the_next_one() -> None:
+    out = np.zeros(12, "u1")
+    working = False
+
+    def send(headers: list[list[int]], buffers: list[Any]) -> None:
+        if not working:
+            raise OSError("the connection broke")
+        unpack(headers, buffers, lambda number: out)
+
+    wire = MessageWire(send, limit=8)
+    values = np.arange(1, 13, dtype="u1")
+    place = Place(0, 0, (12,), "u1")
+    wire.write(place, (slice(0, 4),), values[:4])  # one contribution: packed, it succeeds
+    with pytest.raises(OSError, match="broke"):
+        wire.write(place, (slice(4, 12),), values[4:])  # another one finds the message full
+    assert wire.held >= 4
+    working = True
+    wire.write(place, (slice(4, 12),), values[4:])
+    wire.flush()
+    assert out.tolist() == values.tolist()
+    assert wire.held == 0
 
 
 def test_messages_go_when_they_are_full_and_not_before() -> None:
