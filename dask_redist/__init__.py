@@ -1,7 +1,7 @@
 """dask_redist: a Dask array changes layout in one collective.
 
 Chunks belong to ranks (Dask workers); ``redistribute`` writes each piece of each chunk straight to
-its final place in its owner's memory. Users keep holding ordinary ``dask.array.Array``s.
+its final place in its owner's memory. Users keep holding ordinary ``dask.array.Array`` objects.
 
 >>> import dask_redist as dr
 >>> dr.Slab.Y

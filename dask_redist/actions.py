@@ -48,11 +48,10 @@ class Vote(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """Tell all lanes what to do in the turn of ``ticket``: run ``number``, or (not go) nothing."""
+    """Tell all lanes that the turn of ``ticket`` is the exchange of run ``number``."""
 
     ticket: int
     number: int
-    go: bool
 
 
 class Free(NamedTuple):

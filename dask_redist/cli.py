@@ -99,6 +99,7 @@ def _one_line_errors() -> Iterator[None]:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dask-redist", prog_name="dask-redist")
 def main() -> None:
     """Dask arrays whose chunks belong to ranks: a change of layout is one collective."""
 

@@ -12,10 +12,18 @@ The two rules that keep users' memory safe:
   for nobody.
 
 Seats that hold pieces back (wires that gather them into messages) exchange the rest when all have
-closed: each votes, then a *ticket* goes to the lanes of all ranks, which execute tickets in one
-order. A ticket that was given is always told: as a no-op if the run has come to its end before.
+closed: each votes, and with the last yes a *ticket* goes to the lanes of all ranks, which execute
+tickets in one order. It is given then and not before: the numbers stay dense, a slow vote holds no
+other run up, and a run that ends before its ticket leaves no gap.
 What a seat holds back is lost with it, and nobody knows before its close whether it does: a run
 that loses a writer is made again.
+
+A run that is made again and again has to end with an error; a result that lives long must not, so
+restarts are counted up to :data:`MAX_RESTARTS`, and taken back. A publication takes back those for
+losses and what follows from them: after it only the loss of one more worker can cause another, so
+the workers that leave bound them. It takes no *misses* back: a take that never finds its block
+would have its run made again for ever, each time with a publication. They are taken back when
+Dask lets the fence of a published run go: its takes are over, while a miss ends the run before.
 
 Ranks change when workers come and go. A *seat* is one incarnation of a rank: a number that is
 given once and never again, so the tables of a run stay true while ranks are renumbered.
@@ -41,24 +49,7 @@ from dask_redist.actions import (
     Vote,
 )
 from dask_redist.errors import RankLostError
-from dask_redist.life import Run, State
-
-__all__ = [
-    "AGAIN",
-    "MAX_RESTARTS",
-    "Action",
-    "Allocate",
-    "Answer",
-    "Close",
-    "Conductor",
-    "Free",
-    "Prove",
-    "Recompute",
-    "Run",
-    "State",
-    "Ticket",
-    "Vote",
-]
+from dask_redist.life import Restarts, Run, State
 
 MAX_RESTARTS = 10
 
@@ -71,8 +62,8 @@ class Conductor:
         self.by_number: dict[int, Run] = {}
         #: numbers of runs that are over, for whoever keeps facts about them
         self.over: list[int] = []
-        #: how often each run was started again, and the last number that had been given then
-        self.restarts: dict[Hashable, tuple[int, int]] = {}
+        #: how often each run was started again
+        self.restarts: dict[Hashable, Restarts] = {}
         #: the last ticket that was given
         self.ticket = 0
         self._last = 0
@@ -136,7 +127,8 @@ class Conductor:
     def fence(self, id: Hashable, numbers: set[int], request: Hashable) -> list[Action]:
         """All contributions exist; they went to the runs ``numbers``."""
         run = self.runs.get(id)
-        if self.restarts.get(id, (0, 0))[0] > MAX_RESTARTS:
+        restarts = self.restarts.get(id, Restarts())
+        if restarts.losses + restarts.misses > MAX_RESTARTS:
             del self.restarts[id]  # the fence errs; a retry by the user begins anew
             count = f"was restarted more than {MAX_RESTARTS} times and given up"
             error = RankLostError(f"redistribution {id!r} {count}; ranks are lost again and again")
@@ -180,11 +172,11 @@ class Conductor:
         run.voting.discard(seat)
         if not ready:
             return self._restart(run.id)
-        if run.voting or run.ticket is None:
+        if run.voting:
             return []
         run.exchanging = set(run.rest)
-        ticket, run.ticket = run.ticket, None
-        return [Ticket(ticket, number, go=True)]
+        self.ticket += 1
+        return [Ticket(self.ticket, number)]
 
     def exchanged(self, number: int, seat: int) -> list[Action]:
         """``seat`` has exchanged what it held back."""
@@ -231,7 +223,11 @@ class Conductor:
     def gone(self, id: Hashable) -> list[Action]:
         """The fence was released, erred or forgotten: what was not taken is garbage."""
         run = self.runs.get(id)
-        return self._end(run) if run else []
+        if run is None:
+            return []
+        if run.state is State.PUBLISHED and id in self.restarts:
+            self.restarts[id] = self.restarts[id]._replace(misses=0)
+        return self._end(run)
 
     def forget(self, id: Hashable) -> None:
         """The fence's key is known to nobody any more."""
@@ -240,13 +236,15 @@ class Conductor:
     def missing(self, id: Hashable, number: int) -> list[Action]:
         """A take did not find its block in run ``number``."""
         run = self.runs.get(id)
-        if number <= self.restarts.get(id, (0, 0))[1] or (run is not None and run.number != number):
+        last = self.restarts.get(id, Restarts()).last
+        if number <= last or (run is not None and run.number != number):
             return []  # it is being made again already, the take will be run again after it
-        return self._restart(id)
+        return self._restart(id, missed=True)
 
     # -------------------------------------------------------------------------------- helpers
-    def _restart(self, id: Hashable) -> list[Action]:
-        self.restarts[id] = self.restarts.get(id, (0, 0))[0] + 1, self._last
+    def _restart(self, id: Hashable, missed: bool = False) -> list[Action]:
+        losses, misses, _ = self.restarts.get(id, Restarts())
+        self.restarts[id] = Restarts(losses + (not missed), misses + missed, self._last)
         run = self.runs.get(id)
         return [*(self._end(run) if run else []), Recompute(id)]
 
@@ -255,9 +253,7 @@ class Conductor:
         actions: list[Action] = [Answer(request, value) for request in run.joins]
         if run.fence is not None:
             actions.append(Answer(run.fence, value))
-        if run.ticket is not None:
-            actions.append(Ticket(run.ticket, run.number, go=False))
-        run.joins, run.fence, run.ticket = {}, None, None
+        run.joins, run.fence = {}, None
         run.voting.clear()
         run.state = State.ENDING
         del self.runs[run.id]
@@ -279,12 +275,12 @@ class Conductor:
             return []
         if run.state is State.CLOSING and run.rest:
             run.state = State.EXCHANGING
-            self.ticket += 1
-            run.ticket = self.ticket
             run.voting = set(run.rest)
             return [Vote(run.number, seat) for seat in sorted(run.rest)]
         if run.state in (State.CLOSING, State.EXCHANGING) and not run.rest:
             run.state = State.PUBLISHED
+            if run.id in self.restarts:
+                self.restarts[run.id] = self.restarts[run.id]._replace(losses=0)
             request, run.fence = run.fence, None
             return [Answer(request, run.number)]
         if run.state is State.ENDING:

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from dask.utils import parse_timedelta
 from distributed import Client, default_client
 
 from dask_redist import config
@@ -90,6 +91,10 @@ def find_client(client: Client | None = None) -> Client:
         There is none; says how to make one.
     """
     if client is not None:
+        if not isinstance(client, Client):
+            raise RedistError(f"{client!r} is no client: use distributed.Client(...)")
+        if client.status == "closed":
+            raise RedistError("the client is closed: make another one with distributed.Client(...)")
         return client
     try:
         current: Client = default_client()
@@ -123,7 +128,7 @@ async def ask(client: Client, op: str, **arguments: Any) -> Any:
 
 
 def connect(
-    client: Client | None = None, n_ranks: int | None = None, timeout: float | None = None
+    client: Client | None = None, n_ranks: int | None = None, timeout: float | str | None = None
 ) -> Any:
     """Put a rank on each worker of a cluster; workers that come later join by themselves.
 
@@ -133,8 +138,8 @@ def connect(
         The cluster's client; default: the current one.
     n_ranks : int, optional
         Wait until there are so many ranks; default: as many as there are workers.
-    timeout : float, optional
-        Seconds to wait; default: ``redist.timeout``.
+    timeout : float or str, optional
+        Seconds to wait, or a text such as "5s"; default: ``redist.timeout``.
 
     Returns
     -------
@@ -158,7 +163,9 @@ def connect(
     <Ranks: 2 on 1 host, wires: direct (2 pairs)>
     """
     client = find_client(client)
-    seconds = config.seconds("timeout") if timeout is None else timeout
+    if n_ranks is not None and (not isinstance(n_ranks, int) or n_ranks < 1):
+        raise ValueError(f"n_ranks is {n_ranks!r}; it must be a whole number from 1")
+    seconds = config.seconds("timeout") if timeout is None else parse_timedelta(timeout, "s")
     return client.sync(_connect, client, n_ranks, seconds)
 
 

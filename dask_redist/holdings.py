@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import dask
+from dask.utils import format_bytes
 from distributed import Worker
 from numpy.typing import NDArray
 
@@ -93,9 +94,9 @@ class Holdings:
                 break
             await asyncio.sleep(0)
         raise AdmissionError(
-            f"rank on {self._worker.address} needs {needed} bytes for its outputs, "
-            f"{max(there, 0)} bytes are there under its memory limit of {self._memory_limit}; "
-            "use more or larger workers, or smaller arrays"
+            f"needs {needed} bytes ({format_bytes(needed)}) for its outputs, {max(there, 0)} bytes "
+            f"({format_bytes(max(there, 0))}) are there under its memory limit of "
+            f"{format_bytes(self._memory_limit)}; use more or larger workers, or smaller arrays"
         )
 
     def take(self, number: int, index: Index) -> NDArray[Any] | None:

@@ -13,11 +13,12 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask.blockwise import Blockwise
-from distributed import Client, Future
+from distributed import Client, Future, wait
 from numpy.typing import NDArray
 
+from dask_redist import config
 from dask_redist.connect import ask_now, find_client, ranks_of
-from dask_redist.errors import LayoutError
+from dask_redist.errors import LayoutError, RunTimeoutError
 from dask_redist.layer import RedistributeLayer
 from dask_redist.layouts import Layout, match_layout
 
@@ -30,13 +31,20 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
     x : dask.array.Array
         A result of :func:`redistribute`, elementwise work on one, or a persisted array.
     client : distributed.Client, optional
-        Default: the current one; needed for persisted arrays only.
+        Default: the current one; needed for persisted arrays only, which are waited for.
 
     Returns
     -------
     Layout or None
         Lazy: the layout that the graph was built for. Persisted: the simplest layout that has
         exactly these chunks on exactly these ranks, or one that was asked for lately and has.
+
+    Raises
+    ------
+    RedistError
+        A persisted array and no client, or an asynchronous one.
+    RunTimeoutError
+        The chunks of a persisted array did not come within ``redist.timeout``.
 
     Examples
     --------
@@ -56,6 +64,7 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
     if isinstance(made, RedistributeLayer):
         return made.layout
     found = find_client(client)
+    _wait_for(made, x, found)
     ranks = ranks_of(found).size
     owners, asked_for = _placed(made, x, found)
     named = match_layout(x.chunks, owners, ranks)
@@ -156,6 +165,21 @@ def _made_by(x: da.Array) -> RedistributeLayer | str | None:
         ):
             return name
     return None
+
+
+def _wait_for(name: str, x: da.Array, client: Client) -> None:
+    """Wait until the persisted array ``name`` is there: until then it is nowhere."""
+    layer = x.dask.layers[name]
+    seconds = config.seconds("timeout")
+    if client.asynchronous:
+        return
+    try:
+        wait([layer[(name, *index)] for index in np.ndindex(*x.numblocks)], timeout=seconds)
+    except TimeoutError:
+        raise RunTimeoutError(
+            f"the chunks of {name!r} are not in memory after {seconds:g} s (redist.timeout); "
+            "wait for them: distributed.wait(x)"
+        ) from None
 
 
 def _is(layout: Layout, x: da.Array, owners: NDArray[np.int64], ranks: int) -> bool:

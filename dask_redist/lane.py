@@ -2,9 +2,12 @@
 
 Wires that hold pieces back exchange the rest at the fence. Such a step may block on other ranks, so
 all ranks have to take the steps in one order, whatever order their messages arrive in. The
-conductor gives every exchange a *ticket* when all contributions of its run exist: dense numbers,
-each told to every rank, to those that have nothing to do as well. A lane executes strictly by
-ticket; one that was not agreed on, or that came to nothing, is executed as a no-op.
+conductor gives every exchange a *ticket* when all who take part have agreed: dense numbers, each
+told to every rank. A lane executes strictly by ticket; where a rank holds nothing of the run, it
+does nothing in that turn.
+
+A rank is told tickets from the moment at which it is seated, so they may come before the answer
+that says which ticket was the last one before. The lane collects them until then.
 """
 
 from __future__ import annotations
@@ -23,14 +26,13 @@ class Lane:
     ----------
     name
         Name of the thread.
-    last
-        The last ticket that had been given when this rank joined; later ones are its own.
 
     Examples
     --------
     >>> done = []
-    >>> lane = Lane("example", last=4)
+    >>> lane = Lane("example")
     >>> lane.submit(6, lambda: done.append(6))
+    >>> lane.begin(4)
     >>> lane.submit(5, None)
     >>> lane.submit(7, lambda: done.append(7))
     >>> lane.close()
@@ -38,13 +40,20 @@ class Lane:
     [6, 7]
     """
 
-    def __init__(self, name: str, last: int) -> None:
-        self._next = last + 1
+    def __init__(self, name: str) -> None:
+        self._next = 0  # no ticket has this number: nothing is executed before begin
         self._jobs: dict[int, Callable[[], object] | None] = {}
         self._closed = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._name = name
+
+    def begin(self, last: int) -> None:
+        """Execute what comes after ``last``, the last ticket before this rank joined."""
+        with self._changed:
+            self._next = last + 1
+            self._jobs = {t: job for t, job in self._jobs.items() if t > last}
+            self._changed.notify()
 
     def submit(self, ticket: int, job: Callable[[], object] | None) -> None:
         """Execute ``job`` when it is the turn of ``ticket``; None: nothing to do here.

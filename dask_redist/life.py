@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class State(Enum):
@@ -58,9 +59,18 @@ class Run:
     rest: set[int] = field(default_factory=set)
     voting: set[int] = field(default_factory=set)
     exchanging: set[int] = field(default_factory=set)
-    #: the ticket of its exchange, until it is told
-    ticket: int | None = None
     #: join requests that wait for the memory: request -> seat
     joins: dict[Hashable, int] = field(default_factory=dict)
     fence: Hashable | None = None
     condemned: bool = False
+
+
+class Restarts(NamedTuple):
+    """How often the run of one fence was started again."""
+
+    #: because of lost workers and what follows from that, since it was published the last time
+    losses: int = 0
+    #: because a take did not find its block, since the takes of one run were over the last time
+    misses: int = 0
+    #: the last run number that had been given when it was started again the last time
+    last: int = 0

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from dask_redist.conductor import Action, Allocate, Close, Conductor, Free, Prove, Ticket, Vote
+from dask_redist.actions import Action, Allocate, Close, Free, Prove, Ticket, Vote
+from dask_redist.conductor import Conductor
 from dask_redist.errors import AdmissionError, RunTimeoutError, has_left
 from dask_redist.ranks import Seat
 from dask_redist.roster import Roster
@@ -57,8 +58,7 @@ class Orders:
                 self._begin(self._vote(action))
             case Ticket():
                 self.roster.tell_all({"op": "redist-ticket", **action._asdict()})
-                if action.go:
-                    self._begin(self._watch_exchange(action.number))
+                self._begin(self._watch_exchange(action.number))
             case Free():
                 self._begin(self._free(action))
 
@@ -90,7 +90,7 @@ class Orders:
                 if "offsets" in reply:
                     offsets = dict(zip(outputs, reply["offsets"], strict=True))
                     return self.act(self.conductor.allocated(number, seat_number, offsets))
-                error = AdmissionError(f"rank {self.roster.rank(seat)}: {reply['error']}")
+                error = AdmissionError(f"{self.roster.name(seat)} {reply['error']}")
         except Exception as failure:
             error = None if has_left(failure) else failure
         self.act(self.conductor.not_allocated(number, seat_number, error))
@@ -130,7 +130,7 @@ class Orders:
         if lost is None:
             return  # the run is over
         seats = [s for w in witnesses if (s := self.roster.find(w)) is not None]
-        asked = {"number": number, "lost": lost.seat, "pid": lost.pid, "started": lost.started}
+        asked = {"number": number, "lost": lost.seat, "process": tuple(lost.process)}
         proofs = await asyncio.gather(
             *(self.roster.ask(s, "redist_dead", **asked) for s in seats), return_exceptions=True
         )

@@ -3,19 +3,13 @@
 A peer in the same process is written directly. A peer in another process of the same host is
 mapped a second time, through the file that its card names; `attach` proves by the arena's nonce
 that it is the same memory. Either way a write is one copy to the piece's final place.
-
-A process id may be reused, so a peer is watched through a pidfd that was opened *before* its nonce
-was read: whoever had the pid then had that memory, and once the pidfd says "ended" it is dead.
 """
 
 import errno
 import os
-import select
 import stat
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,10 +130,6 @@ class Peer:
     def _copy(self, target: NDArray[Any], piece: NDArray[Any]) -> None:
         np.copyto(target, piece)
 
-    def alive(self) -> bool:
-        """False once the peer's process is proven to have ended; True while it is not."""
-        return True
-
     def close(self) -> None:
         """Unmap the peer's memory, as soon as writes that are under way have ended."""
         self._memory = None
@@ -160,14 +150,7 @@ class SharedPeer(Peer):
     wire = "shared memory"
 
     def __init__(self, card: ArenaCard, pages: PageBudget) -> None:
-        self._watch = _Watch(card.pid)
-        try:
-            memory = _open(card)
-            if not card.path.startswith("/proc/"):
-                self._watch.confirm(card.path)
-        except BaseException:
-            self._watch.close()
-            raise
+        memory = _open(card)
         super().__init__(memory)
         self._origin: int = memory.ctypes.data
         self._pages = pages
@@ -176,13 +159,9 @@ class SharedPeer(Peer):
     def _copy(self, target: NDArray[Any], piece: NDArray[Any]) -> None:
         self._pages.write(self._slot, self._origin, target, piece)
 
-    def alive(self) -> bool:
-        return self._watch.alive()
-
     def close(self) -> None:
         self._pages.leave(self._slot)
         super().close()
-        self._watch.close()
 
 
 def attach(card: ArenaCard, pages: PageBudget) -> Peer:
@@ -246,52 +225,3 @@ def _open(card: ArenaCard) -> Bytes:
             errno.ESTALE, f"not the arena of process {card.pid}: another nonce", card.path
         )
     return memory
-
-
-class _Watch:
-    """Proof that a process has ended; without a pidfd, none but that the pid is gone."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._lock = threading.Lock()  # a descriptor must not be closed, and reused, under a poll
-        self._ended = False
-        self._sure = True
-        self._fd = -1
-        with suppress(AttributeError, OSError):  # no such call here, or no such process
-            self._fd = os.pidfd_open(pid)
-
-    def confirm(self, path: str) -> None:
-        """Doubt the pid unless that process maps this file.
-
-        A folder may be shared between containers, in which the same pid is another process.
-        """
-        try:
-            maps = Path(f"/proc/{self._pid}/maps").read_text()
-        except OSError:
-            maps = ""
-        self._sure = any(line.endswith(path) for line in maps.splitlines())
-
-    def alive(self) -> bool:
-        with self._lock:
-            if self._sure and not self._ended:
-                self._ended = self._gone()
-            return not self._ended
-
-    def _gone(self) -> bool:
-        if self._fd >= 0:
-            poll = select.poll()
-            poll.register(self._fd, select.POLLIN)
-            return bool(poll.poll(0))
-        try:
-            os.kill(self._pid, 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            pass
-        return False
-
-    def close(self) -> None:
-        with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-            self._fd = -1

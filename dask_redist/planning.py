@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dask_redist.assign import assign
 from dask_redist.boxes import Chunks
 from dask_redist.connect import Ranks, ask_now, find_client, ranks_of
+from dask_redist.errors import LayoutError
 from dask_redist.inspection import owners
 from dask_redist.layer import RedistributeLayer
 from dask_redist.overlap import Overlap, RankPlan, rank_plan
@@ -103,7 +104,14 @@ class Plan:
 
         With the input in memory both are held until the input is let go; an input that is made on
         the fly is let go chunk by chunk, so only its largest chunk counts.
+
+        Raises
+        ------
+        LayoutError
+            There is no such rank.
         """
+        if not 0 <= rank < self.ranks.size:
+            raise LayoutError(f"rank {rank}: there are ranks 0 to {self.ranks.size - 1}")
         outputs = int(self.traffic[:, rank].sum())
         if not self.assumed:
             return outputs + int(self.traffic[rank].sum())
@@ -121,8 +129,11 @@ class Plan:
         n = self.ranks.size
         shape = tuple(map(sum, self.chunks_in))
         layout = self.target.layout
-        words = layout.spell(shape, n) if layout else f"owners open, spread over {n} ranks"
-        peak = max(self.peak_bytes(rank) for rank in range(n))
+        used = len(np.unique(self.target.owners))
+        words = layout.spell(shape, n) if layout else f"owners open, chunks on {used} of {n} ranks"
+        fullest = max(range(n), key=self.peak_bytes)
+        peak, limit = self.peak_bytes(fullest), self.ranks.seats[fullest].memory_limit
+        fits = "" if peak <= limit else f", MORE than its limit of {format_bytes(limit)}"
         moved = 100 * self.bytes_moved / max(self.bytes_total, 1)
         wires = ", ".join(f"{format_bytes(b)} {wire}" for wire, b in sorted(self.wires.items()))
         assumed = (
@@ -141,7 +152,7 @@ class Plan:
                 f"({moved:.0f} %) between {self.messages} pairs of ranks, in {len(self.overlap)} "
                 "pieces",
                 f"wires: {wires or 'nothing to carry'}",
-                f"peak: {format_bytes(peak)} on the fullest rank",
+                f"peak: {format_bytes(peak)} on the fullest rank ({fullest}){fits}",
             ]
         )
 

@@ -2,42 +2,64 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import NamedTuple
 
 
-def started(pid: int) -> int:
-    """Start time of a process in clock ticks since boot; 0 where the system does not tell.
+class Process(NamedTuple):
+    """A process, such that no other one is ever taken for it.
 
-    Examples
-    --------
-    >>> import os
-    >>> started(os.getpid()) == started(os.getpid())
-    True
+    Attributes
+    ----------
+    pid
+        Its id.
+    started
+        When it began, in clock ticks since boot; 0 where the system does not tell.
+    namespace
+        Where its id has a meaning: ids of a container mean nothing to another one.
     """
-    state_and_start = _stat(pid)
-    return state_and_start[1] if state_and_start else 0
 
+    pid: int
+    started: int
+    namespace: str
 
-def is_dead(pid: int, start: int) -> bool:
-    """Whether the process ``pid`` that started at ``start`` exists no more.
+    @classmethod
+    def current(cls) -> Process:
+        """The process that asks.
 
-    A process of another host is dead to this one: it cannot have mapped our memory.
+        Examples
+        --------
+        >>> Process.current().is_dead()
+        False
+        """
+        pid = os.getpid()
+        try:
+            namespace = os.readlink("/proc/self/ns/pid")
+        except OSError:
+            namespace = ""
+        found = _stat(pid)
+        return cls(pid, found[1] if found else 0, namespace)
 
-    Examples
-    --------
-    >>> import os
-    >>> is_dead(os.getpid(), started(os.getpid()))
-    False
-    >>> is_dead(os.getpid(), 1)
-    True
-    """
-    if not Path("/proc/self/stat").exists():
-        return False
-    state_and_start = _stat(pid)
-    return state_and_start is None or state_and_start[0] in "ZX" or state_and_start[1] != start
+    def is_dead(self) -> bool | None:
+        """Whether the process exists no more; None where that cannot be told from here.
+
+        Examples
+        --------
+        >>> me = Process.current()
+        >>> me._replace(started=me.started + 1).is_dead()
+        True
+        >>> me._replace(namespace="pid:[0]").is_dead() is None
+        True
+        """
+        if self.namespace != Process.current().namespace or not self.namespace:
+            return None
+        found = _stat(self.pid)
+        return found is None or found[0] in "ZX" or found[1] != self.started
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
+    """State and start time of a process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -8,7 +8,6 @@ Task threads call :meth:`Rank.contribute` and :meth:`Rank.take`; the fence corou
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 import sys
 import threading
@@ -28,7 +27,7 @@ from dask_redist.arena import Arena, block_of
 from dask_redist.errors import RunTimeoutError, dump, has_left
 from dask_redist.holdings import Holdings
 from dask_redist.lane import Lane
-from dask_redist.process import is_dead, started
+from dask_redist.process import Process
 from dask_redist.reach import Reach
 from dask_redist.run import RankRun, RunClosed, RunTable
 from dask_redist.spec import Index, Receipt
@@ -76,6 +75,7 @@ class Rank(WorkerPlugin):
         pages = int(config.get("arena.peer-pages") * self.memory_limit)
         self.reach = Reach(worker, self.arena, pages, self._call)
         self._closed = False
+        self.lane = Lane(f"dask-redist-lane-{worker.name}")  # tickets may outrun the hello's answer
         worker.handlers.update({op: self._guard(h) for op, h in self._handlers().items()})
         worker.stream_handlers["redist-left"] = self.reach.left
         worker.stream_handlers["redist-ticket"] = self._ticket
@@ -85,8 +85,7 @@ class Rank(WorkerPlugin):
             name=str(worker.name),
             host=worker.address.rpartition(":")[0],
             address=worker.address,
-            pid=os.getpid(),
-            started=started(os.getpid()),
+            process=tuple(Process.current()),
             card=tuple(self.arena.card),
             memory_limit=self.memory_limit,
             nthreads=worker.state.nthreads,
@@ -94,7 +93,7 @@ class Rank(WorkerPlugin):
         )
         self.seat: int = reply["seat"]
         self.reach.seat = self.seat
-        self.lane = Lane(f"dask-redist-lane-{self.seat}", last=reply["ticket"])
+        self.lane.begin(reply["ticket"])
         _here[worker.scheduler.address, self.seat] = self
 
     async def teardown(self, worker: Worker) -> None:
@@ -310,8 +309,8 @@ class Rank(WorkerPlugin):
         run = self._rests.get(number)
         return run is not None and self.reach.all_there(run.table.owners)
 
-    def _ticket(self, ticket: int, number: int, go: bool) -> None:
-        run = self._rests.pop(number, None) if go else None
+    def _ticket(self, ticket: int, number: int) -> None:
+        run = self._rests.pop(number, None)
         self.lane.submit(ticket, partial(self._exchange, run) if run is not None else None)
 
     def _exchange(self, run: RankRun) -> None:
@@ -330,15 +329,18 @@ class Rank(WorkerPlugin):
             self.runs[number].over = True
         await self.holdings.free(number, condemn)
 
-    async def _dead(self, number: int, lost: int, pid: int, started: int) -> bool:
+    async def _dead(self, number: int, lost: int, process: Iterable[Any]) -> bool:
         """Whether the process of a lost rank can write to us no more."""
+        suspect = Process(*process)
         deadline = time.monotonic() + min(self.timeout, 10.0)
         while time.monotonic() < deadline:
-            if pid == os.getpid():
+            if suspect == Process.current():
                 rank = _here.get((self.worker.scheduler.address, lost))
                 gone = rank is None or rank._quiet()
             else:
-                gone = is_dead(pid, started)
+                # Only a named segment can be mapped from where our process ids mean nothing.
+                dead = suspect.is_dead()
+                gone = config.get("arena.directory") is None if dead is None else dead
             if gone and not self.holdings.receiving(number):
                 return True
             await asyncio.sleep(0.02)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dask_redist.arena import ArenaCard
+from dask_redist.process import Process
 
 
 class Seat(NamedTuple):
@@ -22,8 +23,7 @@ class Seat(NamedTuple):
     name: str
     host: str
     address: str
-    pid: int
-    started: int
+    process: Process
     card: ArenaCard
     memory_limit: int
     nthreads: int
@@ -33,7 +33,7 @@ class Seat(NamedTuple):
     def of(cls, row: Sequence[Any]) -> Seat:
         """A seat from the plain tuple that a message makes of it."""
         seat = cls(*row)
-        return seat._replace(card=ArenaCard(*seat.card))
+        return seat._replace(card=ArenaCard(*seat.card), process=Process(*seat.process))
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

@@ -20,6 +20,9 @@ from dask_redist.ranks import Seat
 from dask_redist.run import RunTable
 from dask_redist.wires import MemoryWire, MessageWire, Wire
 
+#: what redist.wire may be: forced, or (None) the best for each pair
+WIRES = (None, "shared memory", "dask comm")
+
 logger = logging.getLogger(__name__)
 
 
@@ -54,6 +57,10 @@ class Reach:
         self._gone: set[int] = set()
         self._sending: dict[int, set[asyncio.Future[Any]]] = {}
         self._forced = config.get("wire")
+        if self._forced not in WIRES:
+            raise RedistError(
+                f"redist.wire is {self._forced!r}; it must be one of {', '.join(map(repr, WIRES))}"
+            )
         self._message_bytes = config.nbytes("message-bytes")
         self._lock = threading.Lock()
 

@@ -41,6 +41,11 @@ def resolve(x: da.Array, target: Any, ranks: int) -> Target:
     LayoutError
         The target does not fit the array or the ranks; names the value and what would fit.
     """
+    if not isinstance(x, da.Array):
+        raise TypeError(
+            f"a {type(x).__name__} is not a dask array: use dask.array.from_array(...), or the "
+            ".data of an xarray object"
+        )
     for axis, sizes in enumerate(x.chunks):
         if any(math.isnan(size) for size in sizes):
             raise LayoutError(
@@ -57,45 +62,65 @@ def resolve(x: da.Array, target: Any, ranks: int) -> Target:
     if layout is not None:
         chunks = layout.chunks(x.shape, ranks, max_chunks=limit)
         return Target(chunks, layout.owners(x.shape, ranks, max_chunks=limit), layout)
-    chunks = _rechunk_chunks(x, target)
-    if (n := math.prod(map(len, chunks))) > limit:
-        raise LayoutError(
-            f"{target!r} cuts the array into {n} chunks, more than redist.max-chunks = {limit}"
-        )
+    chunks = _rechunk_chunks(x, target, limit)
     return Target(chunks, balanced(chunks, ranks), None)
 
 
-def _rechunk_chunks(x: da.Array, chunks: Any) -> Chunks:
-    """Chunks as ``x.rechunk(chunks)`` reads them."""
-    if isinstance(chunks, dict):
-        wanted: list[Any] = list(x.chunks)
-        for axis, value in chunks.items():
-            if not -x.ndim <= axis < x.ndim:
+def _rechunk_chunks(x: da.Array, value: Any, limit: int) -> Chunks:
+    """Chunks as ``x.rechunk(value)`` reads them; at most ``limit`` of them."""
+    if isinstance(value, type) and issubclass(value, Layout):
+        raise LayoutError(f"{value.__name__} is a class of layouts: use one, such as Slab.Y")
+    wanted: list[Any] = list(value) if isinstance(value, (tuple, list)) else [value] * x.ndim
+    if isinstance(value, dict):
+        wanted = list(x.chunks)
+        for axis, sizes in value.items():
+            if not isinstance(axis, (int, np.integer)) or not -x.ndim <= axis < x.ndim:
                 raise LayoutError(
-                    f"axis {axis} is out of range for an array of {x.ndim} dimensions: "
+                    f"axis {axis!r} is out of range for an array of {x.ndim} dimensions: "
                     f"use {-x.ndim} to {x.ndim - 1}"
                 )
-            wanted[axis] = x.chunks[axis] if value is None else value
-        chunks = tuple(wanted)
-    elif isinstance(chunks, (tuple, list)):
-        if len(chunks) not in (0, x.ndim) and x.ndim > 1:
-            raise LayoutError(f"{chunks!r} names {len(chunks)} axes, the array has {x.ndim}")
-        chunks = (
-            tuple(old if new is None else new for new, old in zip(chunks, x.chunks, strict=False))
-            if len(chunks) == x.ndim
-            else chunks
+            wanted[axis] = x.chunks[axis] if sizes is None else sizes
+    elif len(wanted) == x.ndim:
+        wanted = [old if new is None else new for new, old in zip(wanted, x.chunks, strict=True)]
+    elif x.ndim != 1:
+        raise LayoutError(
+            f"{value!r} names {len(wanted)} axes, the array has {x.ndim} (a target map is an "
+            "integer array of shape (ranks, ndim))"
         )
     if 0 in x.shape:  # "auto" and sizes in bytes mean nothing, and Dask would divide by zero
-        whole = [chunks] * x.ndim if isinstance(chunks, str) else chunks
-        if isinstance(whole, (tuple, list)):
-            chunks = tuple(-1 if isinstance(size, str) else size for size in whole)
+        wanted = [-1 if isinstance(sizes, str) else sizes for sizes in wanted]
+    if len(wanted) == x.ndim:
+        _refuse_many(wanted, x, limit)
     try:
-        found = normalize_chunks(chunks, x.shape, dtype=x.dtype, previous_chunks=x.chunks)
+        found = normalize_chunks(tuple(wanted), x.shape, dtype=x.dtype, previous_chunks=x.chunks)
     except (ValueError, TypeError) as error:
         raise LayoutError(
-            f"{chunks!r} is neither a layout nor chunks for shape {x.shape}: {error}"
+            f"{value!r} is neither a layout (such as dask_redist.Slab.Y) nor chunks for shape "
+            f"{x.shape}: {error}"
         ) from error
     return tuple(tuple(int(size) for size in sizes) for sizes in found)
+
+
+def _refuse_many(wanted: list[Any], x: da.Array, limit: int) -> None:
+    """Refuse what would be too many chunks before they are listed.
+
+    Raises
+    ------
+    LayoutError
+        Too many, or a size that is none.
+    """
+    count = 1
+    for axis, (sizes, length) in enumerate(zip(wanted, x.shape, strict=True)):
+        if isinstance(sizes, (tuple, list)):
+            count *= len(sizes)
+        elif isinstance(sizes, (int, np.integer)) and sizes != -1:
+            if sizes < 0 or (sizes == 0 and length > 0):
+                raise LayoutError(f"chunk size {sizes} along axis {axis}; use -1, or at least 1")
+            count *= max(1, -(-length // max(int(sizes), 1)))
+    if count > limit:
+        raise LayoutError(
+            f"that cuts the array into {count} chunks, more than redist.max-chunks = {limit}"
+        )
 
 
 def why_not(x: da.Array) -> str | None:

@@ -7,8 +7,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from dask.utils import format_bytes
+from numpy.typing import NDArray
 
-@dataclass
+
+@dataclass(repr=False)
 class RunReport:
     """One run of one part, kept by the scheduler; :func:`dask_redist.runs` returns them.
 
@@ -29,8 +33,10 @@ class RunReport:
     seconds
         Wall time by stage: ``create`` (owners, memory), ``contribute`` (until the fence),
         ``fence``, ``take`` (until the last output was taken).
+    seats
+        The seat that each rank had.
     sent
-        Bytes written by a rank for a rank: ``{(from, to): bytes}``, by seat.
+        Bytes written by a seat for a seat: ``{(from, to): bytes}``; by rank: ``traffic``.
     wires
         Bytes over each wire.
     pieces
@@ -47,11 +53,12 @@ class RunReport:
     n_out: int
     state: str = "open"
     seconds: dict[str, float] = field(default_factory=dict)
+    seats: tuple[int, ...] = ()
     sent: dict[tuple[int, int], int] = field(default_factory=dict)
     wires: Counter[str] = field(default_factory=Counter)
     pieces: int = 0
     writing: float = 0.0
-    _last: float = field(default_factory=time.perf_counter, repr=False, compare=False)
+    _last: float = field(default_factory=time.perf_counter, compare=False)
 
     def mark(self, stage: str) -> None:
         """The stage ends now."""
@@ -76,6 +83,23 @@ class RunReport:
         self.wires.update(tally["wires"])
         self.pieces += tally["pieces"]
         self.writing += tally["writing"]
+
+    @property
+    def traffic(self) -> NDArray[np.int64]:
+        """Bytes from each rank (row) to each rank (column), (ranks, ranks)."""
+        found = np.zeros((self.ranks, self.ranks), np.int64)
+        for (source, target), nbytes in self.sent.items():
+            if source in self.seats and target in self.seats:
+                found[self.seats.index(source), self.seats.index(target)] += nbytes
+        return found
+
+    def __repr__(self) -> str:
+        stages = ", ".join(f"{stage} {s:.3f} s" for stage, s in self.seconds.items())
+        wires = ", ".join(f"{format_bytes(n)} {wire}" for wire, n in self.wires.items())
+        return (
+            f"<Run {self.number}: {self.layout}, {self.n_in} -> {self.n_out} chunks on "
+            f"{self.ranks} ranks, {self.state}; {stages or 'nothing yet'}; {wires or 'no bytes'}>"
+        )
 
     @property
     def bytes_moved(self) -> int:

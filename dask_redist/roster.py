@@ -12,6 +12,7 @@ from distributed import Scheduler
 
 from dask_redist.arena import ArenaCard
 from dask_redist.errors import RunTimeoutError
+from dask_redist.process import Process
 from dask_redist.ranks import RankSet, Seat
 
 
@@ -35,9 +36,9 @@ class Roster:
         self._makers: dict[Any, str] = {}
         self._wires: tuple[tuple[int, ...], dict[int, dict[int, str]]] = (), {}
 
-    def arrive(self, card: Iterable[Any], **facts: Any) -> Seat:
+    def arrive(self, card: Iterable[Any], process: Iterable[Any], **facts: Any) -> Seat:
         """Seat a worker."""
-        return self.ranks.arrive(card=ArenaCard(*card), **facts)
+        return self.ranks.arrive(card=ArenaCard(*card), process=Process(*process), **facts)
 
     def leave(self, address: str) -> Seat | None:
         """Take a worker's seat away and tell the others; its seat if it had one."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dask_redist.conductor import Run
 from dask_redist.layouts import Layout
+from dask_redist.life import Run
 from dask_redist.ranks import Seat
 from dask_redist.reports import RunReport
 from dask_redist.run import RunTable
@@ -30,13 +30,15 @@ class RunBook:
         self._spec_bytes: dict[int, bytes] = {}
         self._tables: dict[int, bytes] = {}
 
-    def open(self, run: Run, spec: PartSpec, ranks: int, n_in: int) -> None:
+    def open(self, run: Run, spec: PartSpec, seats: tuple[int, ...], n_in: int) -> None:
         """A run begins."""
         self.specs[run.id] = spec
         if spec.layout is not None and spec.layout not in self.layouts:
             self.layouts.append(spec.layout)
         layout = str(spec.layout or "owners open")
-        report = RunReport(run.number, spec.name, layout, ranks, n_in, len(run.owners))
+        report = RunReport(
+            run.number, spec.name, layout, len(seats), n_in, len(run.owners), seats=seats
+        )
         self._live[run.number] = report
         self.reports.append(report)
         self._spec_bytes[run.number] = pickle.dumps(spec)

@@ -20,8 +20,9 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from numpy.typing import NDArray
 
 from dask_redist import config
+from dask_redist.actions import AGAIN, Action, Answer, Recompute
 from dask_redist.assign import assign
-from dask_redist.conductor import AGAIN, Action, Answer, Conductor, Recompute
+from dask_redist.conductor import Conductor
 from dask_redist.errors import dump
 from dask_redist.orders import Orders
 from dask_redist.pins import Pins
@@ -213,7 +214,8 @@ class SchedulerShell(SchedulerPlugin):
         wanted = [take.key for take in fence.dependents if take.state in _NEEDED]
         outs = sorted(spec.out_number(key[1:]) for key in wanted)
         actions = self.conductor.create(id, {out: seats[int(owners[out])].seat for out in outs})
-        self.book.open(self.conductor.runs[id], spec, len(seats), len(fence.dependencies))
+        numbers = tuple(seat.seat for seat in seats)
+        self.book.open(self.conductor.runs[id], spec, numbers, len(fence.dependencies))
         for key in wanted:
             self.pins.pin(key, self._address(id, key))
         self._act(actions)

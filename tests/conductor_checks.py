@@ -1,8 +1,8 @@
 """What must be true in the conductor's world after every event, and at the end.
 
 Nobody who can still write a run's memory does so where that memory is a published result, a user's
-array or another run's; every request waits for something that is under way; every ticket is told
-once, or will be; whoever holds pieces back is waited for.
+array or another run's; every request waits for something that is under way; tickets are
+dense, and every lane gets each; whoever holds pieces back is waited for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from conductor_lanes import Turns
 from conductor_messages import Allocated, Closed, Exchange, Exchanged, Quiet, Told, Voted, Watch
 from conductor_world import CONDEMNED, Happenings
 
-from dask_redist.conductor import Allocate, Close, Prove, Run, State, Vote
+from dask_redist.actions import Allocate, Close, Prove, Vote
+from dask_redist.life import Run, State
 
 
 class World(Happenings):
@@ -34,12 +35,10 @@ class World(Happenings):
         }
         waiting = {r for run in by_number.values() for r in (*run.joins, run.fence)} - {None}
         assert waiting == {*self.joins, *self.fences}, "a request that waits is forgotten"
-        promised = [run.ticket for run in by_number.values() if run.ticket is not None]
-        given = sorted([*self.tickets, *promised])
-        assert given == [*range(1, self.conductor.ticket + 1)], "tickets are told once, or will be"
+        assert len(self.tickets) == self.conductor.ticket, "a ticket was given and not told"
         for seat, lane in self.lanes.items():
             on_the_way = {m.ticket for m in self.flying if isinstance(m, Told) and m.seat == seat}
-            there = {*lane.told, *on_the_way, *promised}
+            there = {*lane.told, *on_the_way}
             assert {*range(lane.next, self.conductor.ticket + 1)} <= there, "a lane misses a ticket"
         for run in by_number.values():
             assert not run.holders - self.present, "memory of a seat that left is counted on"
@@ -57,11 +56,8 @@ class World(Happenings):
         """Whoever holds pieces back takes part, and each step comes to an end."""
         self._waits_for(run.number, run.voting, (Vote, Voted))
         lanes = self.lanes.items()
-        queued = {
-            s for s, lane in lanes for t in lane.told.values() if t[::3] == (run.number, True)
-        }
+        queued = {s for s, lane in lanes for t in lane.told.values() if t.number == run.number}
         self._waits_for(run.number, run.exchanging - queued, (Told, Exchange, Exchanged))
-        assert bool(run.voting) == (run.ticket is not None)
         if run.state is State.EXCHANGING:
             assert bool(run.voting) != bool(run.exchanging), "it votes, and then it exchanges"
             held = {s for s, n in self.rests if n == run.number}

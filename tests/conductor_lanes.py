@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from conductor_messages import Exchange, Exchanged, Message, Told, Voted, Watch
 
-from dask_redist.conductor import Action, Conductor, Ticket, Vote
+from dask_redist.actions import Action, Ticket, Vote
+from dask_redist.conductor import Conductor
 from dask_redist.errors import RunTimeoutError
 
 
@@ -40,10 +41,10 @@ class Lanes:
     #: (seat, run) that were told to exchange: it will end, or the conductor was told that it fails
     due: set[tuple[int, int]] = field(default_factory=set)
     lanes: dict[int, Turns] = field(default_factory=dict)
-    #: each ticket that was told, and whether it was a go
-    tickets: dict[int, bool] = field(default_factory=dict)
-    #: runs whose exchange a seat voted against
-    against: set[int] = field(default_factory=set)
+    #: each ticket that was told, and its run
+    tickets: dict[int, int] = field(default_factory=dict)
+    #: (seat, run) that voted for the exchange
+    ready: set[tuple[int, int]] = field(default_factory=set)
     #: the owners of each run
     owners: dict[int, set[int]] = field(default_factory=dict)
 
@@ -52,15 +53,16 @@ class Lanes:
 
     def ticket(self, action: Ticket) -> None:
         """The conductor tells a ticket to all lanes that are there."""
-        ticket, number, go = action
-        assert ticket not in self.tickets, f"ticket {ticket} is told twice"
-        self.tickets[ticket] = go
-        self.flying += [Told(number, seat, ticket, go) for seat in sorted(self.present)]
-        if go:
-            assert number not in self.against, f"run {number} goes in spite of a vote"
-            self.flying.append(Watch(number))
-            assert {s for s, n in self.rests if n == number} <= self.present
-            self.due |= {(s, n) for s, n in self.rests if n == number}
+        ticket, number = action
+        assert ticket == len(self.tickets) + 1, f"ticket {ticket} comes after {len(self.tickets)}"
+        assert number not in self.tickets.values(), f"run {number} gets two tickets"
+        self.tickets[ticket] = number
+        self.flying += [Told(number, seat, ticket) for seat in sorted(self.present)]
+        self.flying.append(Watch(number))
+        held = {(s, n) for s, n in self.rests if n == number}
+        assert held <= self.ready, f"run {number} goes without the vote of {held - self.ready}"
+        assert {s for s, _ in held} <= self.present
+        self.due |= held
 
     def exchange(self, message: Message, how: int) -> None:
         """Deliver a message; ``how`` chooses among what can become of it, 0 is all well."""
@@ -71,10 +73,10 @@ class Lanes:
                     self.flying.append(Voted(number, seat, ready))
             case Voted(number, seat, ready):
                 if seat in self.present or how == 0:
-                    if not ready:
-                        self.against.add(number)
+                    if ready:
+                        self.ready.add((seat, number))
                     self.do(self.conductor.voted(number, seat, ready))
-            case Told(_, seat, ticket, _):
+            case Told(_, seat, ticket):
                 if seat in self.present and ticket >= self.lanes[seat].next:
                     self.lanes[seat].told[ticket] = message
                     self._turn(seat)
@@ -101,7 +103,7 @@ class Lanes:
         while not lane.busy and lane.next in lane.told:
             told = lane.told.pop(lane.next)
             lane.next += 1
-            if told.go and (seat, told.number) in self.rests:
+            if (seat, told.number) in self.rests:
                 lane.busy = True
                 self.flying.append(Exchange(told.number, seat))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dask_redist.conductor import Allocate, Close, Free, Prove, Vote
+from dask_redist.actions import Allocate, Close, Free, Prove, Vote
 
 
 class Late(NamedTuple):
@@ -59,7 +59,6 @@ class Told(NamedTuple):
     number: int
     seat: int
     ticket: int
-    go: bool
 
 
 class Exchange(NamedTuple):

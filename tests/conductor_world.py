@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from conductor_lanes import Lanes, Turns
 from conductor_messages import Allocated, Closed, Late, Quiet, Table
 
-from dask_redist.conductor import (
+from dask_redist.actions import (
     Action,
     Allocate,
     Answer,
@@ -27,10 +27,10 @@ from dask_redist.conductor import (
     Free,
     Prove,
     Recompute,
-    State,
     Ticket,
 )
 from dask_redist.errors import AdmissionError, RunTimeoutError
+from dask_redist.life import State
 
 USER = "user"
 CONDEMNED = "condemned"

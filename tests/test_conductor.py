@@ -1,22 +1,11 @@
 """The conductor's rules, one by one; `test_conductor_world.py` has all of them at once."""
 
-import pickle
-
 import pytest
 
-from dask_redist.conductor import (
-    AGAIN,
-    MAX_RESTARTS,
-    Allocate,
-    Answer,
-    Close,
-    Conductor,
-    Free,
-    Prove,
-    Recompute,
-    State,
-)
-from dask_redist.errors import AdmissionError, RankLostError, RunTimeoutError
+from dask_redist.actions import AGAIN, Allocate, Answer, Close, Free, Prove, Recompute
+from dask_redist.conductor import Conductor
+from dask_redist.errors import AdmissionError, RunTimeoutError
+from dask_redist.life import State
 
 LATE = RunTimeoutError("rank 1 still writes")
 
@@ -122,24 +111,6 @@ def test_a_contribution_after_the_fence_makes_the_run_again(closed: bool) -> Non
     assert Recompute("a") in actions
     assert (Answer("fence", AGAIN) in actions) is not closed
     assert "a" not in conductor.runs
-
-
-def test_restarts_end_with_an_error_that_reaches_the_fence() -> None:
-    """The error comes without a Recompute, which would release the fence that is to have it."""
-    conductor = Conductor()
-    for n in range(MAX_RESTARTS + 1):
-        assert conductor.fence("a", {n}, n) == [Recompute("a"), Answer(n, AGAIN)]
-    conductor.create("a", {0: 1})
-    conductor.allocated(1, 1, {0: 0})
-    answer, free = sorted(conductor.fence("a", {1}, "last"), key=str)
-    assert isinstance(answer, Answer)
-    assert isinstance(answer.value, RankLostError)
-    assert "'a' was restarted more than 10 times" in str(pickle.loads(pickle.dumps(answer.value)))
-    assert free == Free(1, 1, condemn=False)
-    # Who tries again begins anew.
-    assert conductor.fence("a", {1}, "retry") == [Recompute("a"), Answer("retry", AGAIN)]
-    conductor.forget("a")
-    assert not conductor.restarts
 
 
 # ------------------------------------------------------------------------------------ allocation
@@ -384,15 +355,3 @@ def test_a_late_take_does_not_end_a_newer_run() -> None:
     conductor.create("a", {0: 1})
     assert conductor.missing("a", 1) == []
     assert conductor.runs["a"].number == 2
-
-
-def test_takes_that_miss_in_each_new_run_give_up_in_the_end() -> None:
-    conductor = Conductor()
-    for number in range(1, MAX_RESTARTS + 2):
-        conductor.create("a", {0: 1})
-        conductor.allocated(number, 1, {0: 0})
-        assert conductor.fence("a", {number}, number) == [Answer(number, number)]
-        assert Recompute("a") in conductor.missing("a", number)
-    (answer,) = conductor.fence("a", {number}, "last")
-    assert isinstance(answer, Answer)
-    assert isinstance(answer.value, RankLostError)

@@ -21,7 +21,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dask_redist.conductor import Action, Allocate, Close, Free, Prove, State, Ticket, Vote
+from dask_redist.actions import Action, Allocate, Close, Free, Prove, Ticket, Vote
+from dask_redist.life import State
 
 IDS = ("a", "b")
 EXCHANGE = (Vote, Voted, Told, Exchange, Exchanged, Watch)
@@ -254,7 +255,7 @@ def test_the_world_sees_an_exchange_to_its_end() -> None:
         world.deliver(0)
         world.check()
     assert world.answers[fence] == 1
-    assert world.tickets == {1: True}
+    assert world.tickets == {1: 1}
     assert not world.rests
     assert {seat: lane.next for seat, lane in world.lanes.items()} == {one: 2, two: 2}
     world.finish()
@@ -284,22 +285,51 @@ def test_the_world_refuses_memory_that_is_freed_during_the_exchange() -> None:
         world.deliver(free)
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_the_world_misses_a_ticket(told: bool) -> None:
-    world = World()
+def exchanging_run(world: World, until: type) -> None:
+    """Run 1 of "a" in its exchange, as far as the first message of this kind."""
     far_run(world)
     world.fence("a", {1})
-    while world.conductor.ticket == 0:
+    while not any(isinstance(message, until) for message in world.flying):
         world.deliver(0)
     world.check()
-    if told:  # twice
-        world.ticket(Ticket(1, 1, go=False))
-        with pytest.raises(AssertionError, match="ticket 1 is told twice"):
-            world.gone("a")
-    else:
-        world.conductor.runs["a"].ticket = None
-        with pytest.raises(AssertionError, match="tickets are told once"):
-            world.check()
+
+
+@pytest.mark.parametrize(("again", "why"), [(Ticket(1, 2), "comes after 1"), (Ticket(3, 2), "3")])
+def test_the_world_refuses_a_ticket_twice_and_a_gap(again: Ticket, why: str) -> None:
+    world = World()
+    exchanging_run(world, Told)
+    with pytest.raises(AssertionError, match=why):
+        world.ticket(again)
+
+
+def test_the_world_refuses_two_tickets_of_one_run() -> None:
+    world = World()
+    exchanging_run(world, Told)
+    with pytest.raises(AssertionError, match="run 1 gets two tickets"):
+        world.ticket(Ticket(2, 1))
+
+
+def test_the_world_refuses_a_ticket_before_the_vote() -> None:
+    world = World()
+    exchanging_run(world, Voted)
+    with pytest.raises(AssertionError, match=r"run 1 goes without the vote of \{\(2, 1\)\}"):
+        world.ticket(Ticket(1, 1))
+
+
+def test_the_world_misses_a_ticket_that_is_not_told() -> None:
+    world = World()
+    exchanging_run(world, Voted)
+    world.conductor.ticket += 1
+    with pytest.raises(AssertionError, match="a ticket was given and not told"):
+        world.check()
+
+
+def test_the_world_misses_a_ticket_at_a_lane() -> None:
+    world = World()
+    exchanging_run(world, Told)
+    world.flying.remove(Told(1, 1, 1))
+    with pytest.raises(AssertionError, match="a lane misses a ticket"):
+        world.check()
 
 
 def test_the_world_condemns_what_a_writer_may_still_write() -> None:

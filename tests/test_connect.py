@@ -117,12 +117,12 @@ def test_a_rank_that_is_stopped_is_named() -> None:
         x = da.from_array(VALUES, chunks=(6, 10)).persist(workers=[ranks.addresses[0]])
         wait(x)
         y = dr.redistribute(x, dr.Slab.Y)
-        os.kill(ranks.seats[1].pid, signal.SIGSTOP)
+        os.kill(ranks.seats[1].process.pid, signal.SIGSTOP)
         try:
             with pytest.raises(dr.RunTimeoutError, match=r"rank 1 on tcp://.* within 2 s"):
                 y.compute()
         finally:
-            os.kill(ranks.seats[1].pid, signal.SIGCONT)
+            os.kill(ranks.seats[1].process.pid, signal.SIGCONT)
         assert np.array_equal(dr.redistribute(x, dr.Slab.X).compute(), VALUES)
 
 

@@ -64,7 +64,7 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 def kill(client: Client, rank: int) -> None:
-    pid = dr.connect(client).seats[rank].pid
+    pid = dr.connect(client).seats[rank].process.pid
     os.kill(pid, signal.SIGKILL)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import dask.array as da
 import numpy as np
@@ -121,3 +122,50 @@ def test_plan_and_error_of_elements_that_are_no_plain_bytes(client: Client) -> N
     with pytest.raises(ValueError, match="'copy'"):
         dr.redistribute(x, dr.Slab.X, fallback="copy")
     assert dr.redistribute(x, (4,)).compute().tolist() == [1, "a", None, 2.5]
+
+
+@pytest.mark.ranks(2)
+def test_a_persisted_array_is_waited_for(client: Client) -> None:
+    def slow(chunk: np.ndarray) -> np.ndarray:
+        time.sleep(0.3)
+        return chunk
+
+    x = da.from_array(VALUES, chunks=(3, 9, 4)).map_blocks(slow, dtype=VALUES.dtype)
+    y = dr.redistribute(x, dr.Slab.Y).persist()
+    assert dr.layout_of(y) == dr.Slab.Y
+    assert dr.lshape_map(y).tolist() == [[7, 5, 4], [7, 4, 4]]
+
+
+MISTAKES = [
+    (dr.Slab, dr.LayoutError, r"Slab is a class of layouts: use one, such as Slab\.Y"),
+    ("Slab.Y", dr.LayoutError, r"'Slab\.Y' is neither a layout \(such as dask_redist\.Slab\.Y\)"),
+    ({"time": -1}, dr.LayoutError, r"axis 'time' is out of range .* use -3 to 2"),
+    (0, dr.LayoutError, r"chunk size 0 along axis 0"),
+    ([[7, 9, 2], [7, 9, 2]], dr.LayoutError, r"a target map is an integer array"),
+    (None, None, ""),
+]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("value", "error", "text"), MISTAKES, ids=[str(m[0]) for m in MISTAKES])
+def test_mistakes_are_told_what_is_right(
+    client: Client, value: object, error: type[Exception] | None, text: str
+) -> None:
+    x = da.from_array(VALUES, chunks=(3, 9, 2))
+    if error is None:
+        assert dr.redistribute(x, value).chunks == x.chunks
+        return
+    with pytest.raises(error, match=text):
+        dr.redistribute(x, value)
+
+
+@pytest.mark.ranks(2)
+def test_what_is_no_dask_array_and_what_is_too_much(client: Client) -> None:
+    with pytest.raises(TypeError, match=r"ndarray is not a dask array: use"):
+        dr.redistribute(VALUES, dr.Slab.X)  # type: ignore[arg-type]
+    with pytest.raises(dr.LayoutError, match=r"1000000000 chunks, more than redist\.max-chunks"):
+        dr.redistribute(da.zeros((10**9,), chunks=10**8), 1)
+    with pytest.raises(dr.LayoutError, match=r"rank 9: there are ranks 0 to 1"):
+        dr.plan(da.zeros((10,), chunks=5), dr.Slab.X).peak_bytes(9)
+    with pytest.raises(ValueError, match="n_ranks is 0"):
+        dr.connect(client, n_ranks=0)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dask_redist.lane import Lane
 
 NAME = "lane-under-test"
+BEGIN = None
 
 
 def threads() -> list[threading.Thread]:
@@ -25,6 +26,12 @@ def _no_thread_left() -> Iterator[None]:
     for thread in threads():
         thread.join(30)
     assert not threads()
+
+
+def begun(last: int = 0) -> Lane:
+    lane = Lane(NAME)
+    lane.begin(last)
+    return lane
 
 
 def noted(done: list[int], ticket: int) -> Callable[[], None]:
@@ -49,22 +56,30 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_all_lanes_execute_in_one_order(
     data: st.DataObject, last: int, n: int, ranks: int, senders: int
 ) -> None:
-    """From several threads at once, in another order at each rank, old tickets and some twice."""
+    """From several threads at once, in another order at each rank, old tickets and some twice.
+
+    Each rank learns at another moment which ticket was the last one before.
+    """
     tickets = range(last + 1, last + n + 1)
     done: list[list[int]] = [[] for _ in range(ranks)]
-    lanes = [Lane(f"{NAME}-{rank}", last) for rank in range(ranks)]
+    lanes = [Lane(f"{NAME}-{rank}") for rank in range(ranks)]
     jobs = [data.draw(st.sets(st.sampled_from(tickets) if n else st.nothing())) for _ in lanes]
     start = threading.Barrier(senders)
-    told = []
+    told: list[tuple[int, int | None]] = []
     for rank in range(ranks):
         order = data.draw(st.permutations(tickets))
-        old = data.draw(st.lists(st.integers(0, last), max_size=3))
+        old = data.draw(st.lists(st.sampled_from(range(1, last + 1)), max_size=3)) if last else []
         again = data.draw(st.lists(st.sampled_from(tickets), max_size=3)) if n else []
-        told += [(rank, ticket) for ticket in [*old, *order, *again]]
+        messages: list[int | None] = [*old, *order, *again]
+        messages.insert(data.draw(st.integers(0, len(messages))), BEGIN)
+        told += [(rank, message) for message in messages]
 
-    def send(part: list[tuple[int, int]]) -> None:
+    def send(part: list[tuple[int, int | None]]) -> None:
         start.wait(30)
         for rank, ticket in part:
+            if ticket is BEGIN:
+                lanes[rank].begin(last)
+                continue
             job = ticket <= last or ticket in jobs[rank]
             lanes[rank].submit(ticket, noted(done[rank], ticket) if job else None)
 
@@ -81,7 +96,7 @@ def test_all_lanes_execute_in_one_order(
 
 
 def test_a_job_waits_for_all_tickets_before_its_own() -> None:
-    lane, done = Lane(NAME, last=0), list[int]()
+    lane, done = begun(), list[int]()
     lane.submit(3, noted(done, 3))
     lane.submit(1, noted(done, 1))
     wait_for(lambda: done == [1])
@@ -93,7 +108,7 @@ def test_a_job_waits_for_all_tickets_before_its_own() -> None:
 
 
 def test_one_job_at_a_time() -> None:
-    lane, inside, most = Lane(NAME, last=0), list[int](), list[int]()
+    lane, inside, most = begun(), list[int](), list[int]()
 
     def job() -> None:
         inside.append(1)
@@ -108,7 +123,7 @@ def test_one_job_at_a_time() -> None:
 
 
 def test_submit_does_not_wait_for_the_job() -> None:
-    lane, go_on, done = Lane(NAME, last=0), threading.Event(), list[int]()
+    lane, go_on, done = begun(), threading.Event(), list[int]()
     lane.submit(1, lambda: go_on.wait(30))
     lane.submit(2, noted(done, 2))
     assert not done
@@ -119,7 +134,7 @@ def test_submit_does_not_wait_for_the_job() -> None:
 
 def test_of_one_ticket_the_first_job_counts() -> None:
     """The second telling finds nothing left to do, and must not take the first one's place."""
-    lane, done = Lane(NAME, last=0), list[int]()
+    lane, done = begun(), list[int]()
     lane.submit(2, noted(done, 2))
     lane.submit(2, None)
     lane.submit(1, None)
@@ -131,18 +146,40 @@ def test_of_one_ticket_the_first_job_counts() -> None:
 
 
 def test_a_lane_that_joins_late_leaves_older_tickets_alone() -> None:
-    lane, done = Lane(NAME, last=7), list[int]()
+    lane, done = begun(last=7), list[int]()
     for ticket in (9, 7, 6, 8, 1):
         lane.submit(ticket, noted(done, ticket))
     lane.close()
     assert done == [8, 9]
 
 
+def test_tickets_that_outrun_the_last_one_before_are_collected() -> None:
+    """None is executed before the order is known, and none that is not this lane's own."""
+    lane, done = Lane(NAME), list[int]()
+    for ticket in (1, 9, 7, 8):
+        lane.submit(ticket, noted(done, ticket))
+    time.sleep(0.05)  # time enough for a lane that does not wait
+    assert not done
+    lane.begin(7)
+    wait_for(lambda: done == [8, 9])
+    lane.submit(10, noted(done, 10))
+    lane.close()
+    assert done == [8, 9, 10]
+
+
+def test_a_lane_that_never_began_drops_what_it_collected() -> None:
+    lane, done = Lane(NAME), list[int]()
+    lane.submit(1, noted(done, 1))
+    lane.close()
+    assert not done
+    assert not threads()
+
+
 @pytest.mark.parametrize("error", [OSError, RuntimeError, SystemExit, KeyboardInterrupt])
 def test_a_job_that_raises_does_not_stop_the_lane(
     error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    lane, done = Lane(NAME, last=0), list[int]()
+    lane, done = begun(), list[int]()
 
     def fails() -> None:
         done.append(1)
@@ -156,7 +193,7 @@ def test_a_job_that_raises_does_not_stop_the_lane(
 
 
 def test_a_job_may_submit() -> None:
-    lane, done = Lane(NAME, last=0), list[int]()
+    lane, done = begun(), list[int]()
     lane.submit(1, lambda: lane.submit(2, noted(done, 2)))
     wait_for(lambda: done == [2])
     lane.close()
@@ -164,7 +201,7 @@ def test_a_job_may_submit() -> None:
 
 # -------------------------------------------------------------------------------------- the end
 def test_close_executes_what_is_there() -> None:
-    lane, go_on, done = Lane(NAME, last=0), threading.Event(), list[int]()
+    lane, go_on, done = begun(), threading.Event(), list[int]()
     lane.submit(1, lambda: go_on.wait(30))
     for ticket in (4, 2, 3):
         lane.submit(ticket, noted(done, ticket))
@@ -175,7 +212,7 @@ def test_close_executes_what_is_there() -> None:
 
 
 def test_close_drops_what_is_behind_a_missing_ticket() -> None:
-    lane, done = Lane(NAME, last=0), list[int]()
+    lane, done = begun(), list[int]()
     for ticket in (1, 2, 4, 5):
         lane.submit(ticket, noted(done, ticket))
     lane.close()
@@ -188,7 +225,7 @@ def test_close_drops_what_is_behind_a_missing_ticket() -> None:
 
 
 def test_close_gives_up_waiting_after_the_timeout() -> None:
-    lane, go_on, done = Lane(NAME, last=0), threading.Event(), list[int]()
+    lane, go_on, done = begun(), threading.Event(), list[int]()
     lane.submit(1, lambda: go_on.wait(30))
     lane.submit(2, noted(done, 2))
     lane.close(timeout=0)
@@ -199,7 +236,7 @@ def test_close_gives_up_waiting_after_the_timeout() -> None:
 
 
 def test_a_lane_without_tickets_has_no_thread() -> None:
-    lane = Lane(NAME, last=0)
+    lane = begun()
     lane.submit(0, lambda: None)
     assert not threads()
     lane.close()
@@ -217,7 +254,7 @@ class Job:
 
 def test_a_job_is_let_go_when_it_is_over() -> None:
     """It holds the pieces of its run; the next ticket may come in an hour, or never."""
-    lane, job = Lane(NAME, last=0), Job()
+    lane, job = begun(), Job()
     done, alive = job.done, weakref.ref(job)
     lane.submit(1, job)
     del job
@@ -232,7 +269,7 @@ def test_a_job_is_let_go_when_it_is_over() -> None:
 
 
 def test_jobs_that_are_dropped_are_let_go() -> None:
-    lane, job = Lane(NAME, last=0), Job()
+    lane, job = begun(), Job()
     alive = weakref.ref(job)
     lane.submit(2, job)
     del job
@@ -241,9 +278,20 @@ def test_jobs_that_are_dropped_are_let_go() -> None:
     assert alive() is None
 
 
+def test_jobs_that_came_too_early_for_this_lane_are_let_go() -> None:
+    lane, job = Lane(NAME), Job()
+    alive = weakref.ref(job)
+    lane.submit(3, job)
+    del job
+    lane.begin(3)
+    gc.collect()
+    assert alive() is None
+    lane.close()
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_closed_lane_takes_no_ticket(busy: bool) -> None:
-    lane, go_on, done = Lane(NAME, last=0), threading.Event(), list[int]()
+    lane, go_on, done = begun(), threading.Event(), list[int]()
     if busy:
         lane.submit(1, lambda: go_on.wait(30))
     lane.close(timeout=0)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_redist.arena import ArenaCard
+from dask_redist.process import Process
 from dask_redist.ranks import RankSet, Seat, natural
 
 CARD = ArenaCard(1, "/nowhere", "00", 4096)
@@ -19,8 +20,7 @@ def facts(name: str, host: str = "tcp://h", mpi_rank: int | None = None) -> dict
         "name": name,
         "host": host,
         "address": f"{host}:{next(_ports)}",
-        "pid": 1,
-        "started": 2,
+        "process": Process(1, 2, "pid"),
         "card": CARD,
         "memory_limit": 3,
         "nthreads": 4,

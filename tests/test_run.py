@@ -107,7 +107,7 @@ class Memory:
         self.wires: list[MemoryWire] = []
 
     def nbytes(self, out: int) -> int:
-        return math.prod(self.spec.out_shape(out)) * self.spec.dtype.itemsize
+        return math.prod(self.spec.out_shape(self.spec.local_out(out))) * self.spec.dtype.itemsize
 
     def table(self, number: int = 1) -> RunTable:
         return RunTable("id", number, self.spec, self.seats, self.offsets, {})
@@ -119,7 +119,7 @@ class Memory:
 
     def output(self, out: int) -> NDArray[Any]:
         memory = self.bytes[int(self.seats[out])]
-        shape = self.spec.out_shape(out)
+        shape = self.spec.out_shape(self.spec.local_out(out))
         return view_bytes(memory, int(self.offsets[out]), shape, self.spec.dtype)
 
     def untouched(self, outs: set[int]) -> bool:
@@ -136,18 +136,23 @@ class MemoryWire:
 
     def __init__(self, memory: NDArray[np.uint8], seat: int) -> None:
         self.name = "even" if seat % 2 == 0 else "odd"
-        self.sent = self.messages = self.flushed = 0
+        self.sent = self.held = 0
         self._memory = memory
 
     def write(self, place: Place, target_slices: tuple[slice, ...], piece: NDArray[Any]) -> None:
-        assert not self.flushed
         target = view_bytes(self._memory, place.offset, place.shape, np.dtype(place.dtype))
         assert piece.shape == target[target_slices].shape
         target[target_slices] = piece
         self.sent += piece.nbytes
 
     def flush(self) -> None:
-        self.flushed += 1
+        """Nothing."""
+
+
+def indices_in(spec: PartSpec) -> list[tuple[int, ...]]:
+    """Indices in the whole array of the part's input chunks."""
+    firsts = zip(spec.first_in, spec.grid_in, strict=True)
+    return list(itertools.product(*(range(f, f + n) for f, n in firsts)))
 
 
 def in_part(spec: PartSpec, array: NDArray[Any], index: tuple[int, ...]) -> NDArray[Any]:
@@ -188,17 +193,15 @@ def test_every_wanted_element_arrives_and_nothing_else(
     runs = [RankRun(memory.table(), memory.wire) for _ in range(ranks)]
     array = numbered(overlap.shape, dtype)
     array.flags.writeable = False
-    indices = list(spec.indices_in()) * (1 + twice)
+    indices = indices_in(spec) * (1 + twice)
     rng.shuffle(indices)
     for index in indices:
         runs[rng.integers(ranks)].contribute(index, in_part(spec, array, index))
-    assert all(wire.flushed == 0 for wire in memory.wires)
-    assert not any(run.settle() for run in runs)
+    assert not any(run.rest for run in runs)
     wanted = {out for out in range(spec.n_out) if memory.seats[out] >= 0}
     for out in wanted:
         assert np.array_equal(memory.output(out), out_part(spec, array, out))
     assert memory.untouched(wanted)
-    assert all(wire.flushed == 1 for wire in memory.wires)
 
     total = Tally()
     for run in runs:
@@ -318,7 +321,7 @@ def test_contributions_from_many_threads_are_all_counted() -> None:
     memory = Memory(spec, np.array([1, 2, 1, 2]))
     run = RankRun(memory.table(), memory.wire)
     array = numbered((192,))
-    todo = iter(list(spec.indices_in()))
+    todo = iter(indices_in(spec))
     lock = threading.Lock()
 
     def work() -> None:
@@ -350,7 +353,7 @@ THIRDS = Overlap(((2, 4),), ((2, 2, 2),))
 
 
 def outputs_in(arena: Arena, spec: PartSpec) -> Outputs:
-    sizes = [math.prod(spec.out_shape(out)) * 8 for out in range(spec.n_out)]
+    sizes = [math.prod(spec.out_shape(spec.local_out(out))) * 8 for out in range(spec.n_out)]
     blocks = dict(enumerate(arena.allocate(sizes)))
     for block in blocks.values():
         block.array((block.nbytes,), "u1")[:] = CANARY
@@ -419,11 +422,11 @@ def test_pieces_that_come_as_messages(data: st.DataObject, overlap: Overlap, lim
         outputs = outputs_in(arena, spec)
         table = RunTable("id", 1, spec, seats, np.zeros(spec.n_out, np.int64), {})
         run = RankRun(table, lambda table, seat: MessageWire(outputs.receive, limit))
-        for index in data.draw(st.permutations(list(spec.indices_in()))):
+        for index in data.draw(st.permutations(indices_in(spec))):
             run.contribute(index, in_part(spec, array, index))
-        assert run.settle() == (array.size > 0)  # the last message is never full
+        assert run.rest == (array.size > 0)  # the last message is never full
         run.exchange()
-        assert not run.settle()
+        assert not run.rest
         for out in range(spec.n_out):
             taken = outputs.take(out)
             assert taken is not None
@@ -457,12 +460,12 @@ def test_message_wires_hold_back_until_the_exchange() -> None:
     run.contribute((0,), np.arange(2))
     run.contribute((1,), np.arange(2, 6))
     assert not post.sent
-    assert run.settle()
-    assert run.settle()
+    assert run.rest
+    assert run.rest
     assert not post.sent
     run.exchange()
     assert post.sent == {4: [[0, 1], [2]], 6: [[3, 4, 5]]}
-    assert not run.settle()
+    assert not run.rest
     run.exchange()
     assert post.sent == {4: [[0, 1], [2]], 6: [[3, 4, 5]]}
     assert run.tally.sent == {4: 24, 6: 24}
@@ -476,7 +479,7 @@ def test_full_messages_do_not_wait_for_the_exchange() -> None:
     for index in range(3):
         run.contribute((index,), np.arange(2 * index, 2 * index + 2))
     assert post.sent == {4: [[0, 1], [2, 3]]}
-    assert run.settle()
+    assert run.rest
     run.exchange()
     assert post.sent == {4: [[0, 1], [2, 3], [4, 5]]}
 
@@ -493,22 +496,19 @@ def test_one_wire_of_two_holds_something_back(empty: int) -> None:
     run = RankRun(memory.table(), wire_to)
     run.contribute((0,), np.arange(4))
     wires[empty].flush()
-    assert run.settle()
+    assert run.rest
     wires[1 - empty].flush()
-    assert not run.settle()
+    assert not run.rest
 
 
 def test_both_kinds_of_wire_in_one_run() -> None:
-    """Memory wires are credited when the run is closed, and hold nothing back."""
     post = Post()
     memory = Memory(part_of(Overlap(((4,),), ((2, 2),))), np.array([3, 8]))
     run = RankRun(
         memory.table(), lambda table, seat: (memory if seat == 3 else post).wire(table, seat)
     )
     run.contribute((0,), np.arange(4))
-    assert memory.wires[0].flushed == 0
-    assert run.settle()
-    assert memory.wires[0].flushed == 1
+    assert run.rest
     assert memory.output(0).tolist() == [0, 1]
     run.exchange()
     assert post.sent == {8: [[2, 3]]}
@@ -521,7 +521,7 @@ def test_an_exchange_that_fails_says_so(broken: int) -> None:
     memory = Memory(part_of(Overlap(((4,),), ((2, 2),))), np.array([4, 6]))
     run = RankRun(memory.table(), post.wire)
     run.contribute((0,), np.arange(4))
-    assert run.settle()
+    assert run.rest
     with pytest.raises(OSError, match=f"rank {broken} has left"):
         run.exchange()
 
@@ -529,7 +529,7 @@ def test_an_exchange_that_fails_says_so(broken: int) -> None:
 def test_a_rank_that_wrote_nothing_holds_nothing_back() -> None:
     memory = Memory(part_of(HALVES), np.array([3]))
     run = RankRun(memory.table(), Post().wire)
-    assert not run.settle()
+    assert not run.rest
     run.exchange()
 
 
