@@ -130,8 +130,10 @@ class Conductor:
         restarts = self.restarts.get(id, Restarts())
         if restarts.losses + restarts.misses > MAX_RESTARTS:
             del self.restarts[id]  # the fence errs; a retry by the user begins anew
-            count = f"was restarted more than {MAX_RESTARTS} times and given up"
-            error = RankLostError(f"redistribution {id!r} {count}; ranks are lost again and again")
+            error = RankLostError(
+                f"redistribution {id!r} was restarted more than {MAX_RESTARTS} times and given up; "
+                "ranks are lost, or blocks are missing, again and again"
+            )
             return [*(self._end(run) if run else []), Answer(request, error)]
         if run is None or numbers != {run.number} or run.state is not State.OPEN:
             return [*self._restart(id), Answer(request, AGAIN)]

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 from dask_redist.arena import Arena
 from dask_redist.errors import AdmissionError
 from dask_redist.run import Outputs, RunClosed
-from dask_redist.spec import Index, PartSpec
+from dask_redist.spec import Index
+
+#: share of a worker's memory that stays free below the level at which Dask pauses it
+SLACK = 0.05
 
 
 class Holdings:
@@ -54,7 +57,7 @@ class Holdings:
 
     async def allocate(self, number: int, spec: bytes, outs: Iterable[int]) -> dict[str, Any]:
         """Blocks for the outputs ``outs`` of a run: their offsets, or why not."""
-        part: PartSpec = pickle.loads(spec)
+        part, takers = pickle.loads(spec)
         outs = list(outs)
         shapes = (part.out_shape(part.local_out(out)) for out in outs)
         sizes = [prod(shape) * part.dtype.itemsize for shape in shapes]
@@ -70,7 +73,8 @@ class Holdings:
         except MemoryError as error:
             return {"error": str(error)}
         if number not in self._freed:
-            self._outputs[number] = Outputs(part, dict(zip(outs, blocks, strict=True)))
+            blocks_of = dict(zip(outs, blocks, strict=True))
+            self._outputs[number] = Outputs(part, blocks_of, takers)
         return {"offsets": [block.offset for block in blocks]}
 
     async def _make_room(self, needed: int) -> None:
@@ -83,8 +87,10 @@ class Holdings:
         """
         if not self._worker.memory_manager.memory_limit:
             return
-        fraction = dask.config.get("distributed.worker.memory.terminate") or 1.0
-        limit = int(fraction * self._memory_limit)
+        # Outputs cannot be spilled before they are taken, and a paused worker takes nothing.
+        pause = self._worker.memory_manager.memory_pause_fraction or 1.0
+        terminate = dask.config.get("distributed.worker.memory.terminate") or 1.0
+        limit = int((min(pause, terminate) - SLACK) * self._memory_limit)
         data: Any = self._worker.data
         while True:
             there = limit - self._worker.monitor.get_process_memory() - self._promised

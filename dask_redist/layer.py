@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dask_redist.boxes import Chunks
 from dask_redist.layouts import Layout
 from dask_redist.overlap import Overlap, Part
-from dask_redist.spec import Index, PartSpec
+from dask_redist.spec import Index, PartSpec, contribution_key, fence_key
 from dask_redist.tasks import FenceTask, OwnTask, contribute, redistribute, take
 
 Graph = dict[Any, Task]
@@ -147,13 +147,11 @@ class RedistributeLayer(Layer):
     def _add(self, graph: Graph, part: Part, wanted: list[Index]) -> None:
         """Add the tasks of one part."""
         whole = len(wanted) == prod(map(len, part.outputs))
-        suffix = () if whole else (f"keep-{tokenize(wanted)}",)
-        prefix, _, token = self.name.rpartition("-")
-        fence = (f"{prefix}-fence-{token}", *part.index, *suffix)
+        fence = fence_key(self.name, part.index, None if whole else f"keep-{tokenize(wanted)}")
         spec = self.part_spec(part)
         refs = []
         for index in self._inputs(part, wanted):
-            key = (f"{prefix}-contribute-{token}", *index, *suffix)
+            key = contribution_key(fence, index)
             chunk = TaskRef((self.name_input, *index))
             graph[key] = OwnTask(key, contribute, fence, index, chunk)
             refs.append(TaskRef(key))

@@ -59,8 +59,9 @@ class Orders:
             case Ticket():
                 self.roster.tell_all({"op": "redist-ticket", **action._asdict()})
                 self._begin(self._watch_exchange(action.number))
-            case Free():
-                self._begin(self._free(action))
+            case Free(number, seat, condemn):
+                # In order, without an answer: a rank that is stopped hears of it when it goes on.
+                self.roster.tell(seat, {"op": "redist-free", "number": number, "condemn": condemn})
 
     def cancel(self) -> None:
         """Stop what is under way; the scheduler closes."""
@@ -170,12 +171,3 @@ class Orders:
                     self.act(self.conductor.not_exchanged(number, seat, error))
                 return
             await asyncio.sleep(0.1)
-
-    async def _free(self, action: Free) -> None:
-        number, seat_number, condemn = action
-        seat = self.roster.find(seat_number)
-        try:
-            if seat is not None:
-                await self.roster.ask(seat, "redist_free", number=number, condemn=condemn)
-        except OSError as failure:
-            logger.info("seat %d does not free run %d: %s", seat_number, number, failure)

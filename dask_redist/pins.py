@@ -19,8 +19,9 @@ class Pins:
         self._places: dict[Any, str] = {}
 
     def pin(self, key: Any, address: str | None) -> None:
-        """Have a task run at ``address`` only; None: anywhere."""
+        """Have a task run at ``address`` only, whatever resources it names; None: anywhere."""
         self._scheduler.set_restrictions({key: {address} if address else None})
+        self._scheduler.tasks[key].resource_restrictions = {}
         if address:
             self._places[key] = address
         else:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 import sys
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -27,10 +26,11 @@ from dask_redist.arena import Arena, block_of
 from dask_redist.errors import RunTimeoutError, dump, has_left
 from dask_redist.holdings import Holdings
 from dask_redist.lane import Lane
+from dask_redist.openruns import OpenRuns
 from dask_redist.process import Process
 from dask_redist.reach import Reach
-from dask_redist.run import RankRun, RunClosed, RunTable
-from dask_redist.spec import Index, Receipt
+from dask_redist.run import RankRun, RunClosed
+from dask_redist.spec import Index, Receipt, contribution_key
 
 PLUGIN = "dask_redist"
 
@@ -55,14 +55,8 @@ class Rank(WorkerPlugin):
         """Make the arena and tell the scheduler who we are."""
         self.worker = worker
         self.timeout = config.seconds("timeout")
-        #: runs that are open here
-        self.runs: dict[int, RankRun] = {}
-        self._joins: dict[Any, Future[RankRun | None]] = {}
-        #: for each join under way, the runs that were closed here since it began
-        self._closed_since: list[set[int]] = []
         #: closed runs that hold pieces back until their ticket comes
         self._rests: dict[int, RankRun] = {}
-        self._lock = threading.Lock()
         self.memory_limit = int(worker.memory_manager.memory_limit or psutil.virtual_memory().total)
         self.arena = Arena(
             2 * self.memory_limit,
@@ -74,11 +68,13 @@ class Rank(WorkerPlugin):
         self.holdings = Holdings(worker, self.arena, self.memory_limit, self.threads)
         pages = int(config.get("arena.peer-pages") * self.memory_limit)
         self.reach = Reach(worker, self.arena, pages, self._call)
+        self.runs = OpenRuns(worker, self.reach.wire_to, self._call)
         self._closed = False
         self.lane = Lane(f"dask-redist-lane-{worker.name}")  # tickets may outrun the hello's answer
         worker.handlers.update({op: self._guard(h) for op, h in self._handlers().items()})
         worker.stream_handlers["redist-left"] = self.reach.left
         worker.stream_handlers["redist-ticket"] = self._ticket
+        worker.stream_handlers["redist-free"] = self._free
         if hasattr(worker.data, "fast_to_slow_callbacks"):
             worker.data.fast_to_slow_callbacks.append(_cool)
         reply = await worker.scheduler.redist_hello(
@@ -92,7 +88,7 @@ class Rank(WorkerPlugin):
             mpi_rank=_world_rank(),
         )
         self.seat: int = reply["seat"]
-        self.reach.seat = self.seat
+        self.reach.seat = self.runs.seat = self.seat
         self.lane.begin(reply["ticket"])
         _here[worker.scheduler.address, self.seat] = self
 
@@ -101,14 +97,13 @@ class Rank(WorkerPlugin):
         self._closed = True
         if hasattr(worker.data, "fast_to_slow_callbacks"):
             worker.data.fast_to_slow_callbacks.remove(_cool)
-        for run in self.runs.values():
-            run.gate.close()
+        self.runs.refuse()
         self.holdings.close()
         self.reach.close()
         self.lane.close(timeout=0)
         self.arena.close()
         self.threads.shutdown(wait=False)
-        if self._quiet():
+        if self.runs.quiet:
             _here.pop((worker.scheduler.address, self.seat), None)
 
     def _handlers(self) -> dict[str, Callable[..., Any]]:
@@ -117,7 +112,6 @@ class Rank(WorkerPlugin):
             "redist_write": self.holdings.receive,
             "redist_close": self._close,
             "redist_vote": self._vote,
-            "redist_free": self._free,
             "redist_dead": self._dead,
             "redist_reach": self._reach,
             "redist_memory": self._memory,
@@ -139,10 +133,6 @@ class Rank(WorkerPlugin):
         used: int = self.worker.monitor.get_process_memory()
         return bool(target) and used > target * self.memory_limit
 
-    def _quiet(self) -> bool:
-        """Whether nobody here writes to any run."""
-        return all(run.gate.quiet for run in self.runs.values())
-
     # ----------------------------------------------------------------- called by task threads
     def contribute(self, id: Any, index: Index, chunk: Any) -> int | None:
         """Write one input chunk's pieces; the run's number, or None where there is no run.
@@ -156,16 +146,18 @@ class Rank(WorkerPlugin):
         RunTimeoutError
             Nobody answered in time.
         """
+        if self.worker.get_current_task() != contribution_key(id, index):
+            return None  # a copy of the task, or a compute inside another task
         deadline = None
         while True:
-            run = self._join(id)
+            run = self.runs.join(id)
             if run is None:
                 return None
             try:
                 run.contribute(index, chunk)
                 return run.table.number
             except RunClosed:
-                self._leave(id, run)
+                self.runs.leave(run)
             except OSError as error:
                 if not has_left(error):
                     raise
@@ -193,45 +185,6 @@ class Rank(WorkerPlugin):
         )
         raise Reschedule
 
-    def _join(self, id: Any) -> RankRun | None:
-        """The run of ``id`` on this rank; the first contribution here asks the conductor."""
-        while True:
-            with self._lock:
-                future = self._joins.get(id)
-                first = future is None
-                if future is None:
-                    future = self._joins[id] = Future()
-            if not first:
-                try:
-                    return future.result()  # as long as the first one waits
-                except CancelledError:
-                    continue
-            try:
-                run: RankRun | None = self._call(self._ask(id, self.worker.get_current_task()))
-            except BaseException as error:
-                self._forget(id, future)
-                if isinstance(error, Reschedule):
-                    future.cancel()  # that concerns the first task only; the next one asks
-                else:
-                    future.set_exception(error)
-                raise
-            if run is None:
-                self._forget(id, future)
-            future.set_result(run)
-            return run
-
-    def _leave(self, id: Any, run: RankRun) -> None:
-        """Whoever comes next asks for the run again."""
-        with self._lock:
-            future = self._joins.get(id)
-        if future is not None and future.done() and future.result() is run:
-            self._forget(id, future)
-
-    def _forget(self, id: Any, future: Future[RankRun | None]) -> None:
-        with self._lock:
-            if self._joins.get(id) is future:
-                del self._joins[id]
-
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the worker's event loop, from another thread."""
         loop = self.worker.loop.asyncio_loop  # type: ignore[attr-defined]
@@ -246,29 +199,10 @@ class Rank(WorkerPlugin):
                 f"rank on {self.worker.address}: no answer after {2 * self.timeout:g} s from "
                 f"the scheduler at {self.worker.scheduler.address} or a peer"
             ) from None
+        finally:
+            del future  # it holds the error, whose frames hold the chunk
 
     # ------------------------------------------------------------------- on the event loop
-    async def _ask(self, id: Any, key: Any) -> RankRun | None:
-        closed: set[int] = set()
-        self._closed_since.append(closed)
-        try:
-            while True:
-                reply = await self.worker.scheduler.redist_join(id=id, key=key, seat=self.seat)
-                if "error" in reply:
-                    raise pickle.loads(reply["error"])
-                if "unknown" in reply:
-                    return None
-                if "stray" in reply:
-                    raise Reschedule
-                if "table" in reply:
-                    table: RunTable = pickle.loads(reply["table"])
-                    if table.number not in closed:
-                        new = RankRun(table, self.reach.wire_to)
-                        return self.runs.setdefault(table.number, new)
-                await asyncio.sleep(0.05)
-        finally:
-            self._closed_since.remove(closed)
-
     async def fence(self, id: Any, numbers: set[int]) -> Receipt:
         """All contributions exist: have the run closed on every rank that wrote."""
         reply = await self.worker.scheduler.redist_fence(id=id, numbers=sorted(numbers))
@@ -280,28 +214,20 @@ class Rank(WorkerPlugin):
 
     async def _close(self, number: int) -> dict[str, Any]:
         """Refuse new writers, wait for the running ones, and say what was written."""
-        for closed in self._closed_since:
-            closed.add(number)
-        run = self.runs.get(number)
+        run = await self.runs.close(number)
         if run is None:
             return {"sent": {}, "wires": {}, "pieces": 0, "writing": 0.0, "rest": False}
-        run.gate.close()
-        self._leave(run.table.id, run)
-        while not run.gate.quiet:  # the conductor gives up after the timeout
-            await asyncio.sleep(0.005)
-        self.runs.pop(number, None)
-        rest = run.rest
-        for seat, nbytes in run.tally.sent.items():
-            self.reach.credit(seat, nbytes)
-        if rest and not run.over:
+        if run.rest and not run.over:
             self._rests[number] = run
         tally = run.tally
+        for seat, nbytes in tally.sent.items():
+            self.reach.credit(seat, nbytes)
         return {
             "sent": dict(tally.sent),
             "wires": dict(tally.wires),
             "pieces": tally.pieces,
             "writing": tally.writing,
-            "rest": rest,
+            "rest": number in self._rests,
         }
 
     async def _vote(self, number: int) -> bool:
@@ -324,9 +250,9 @@ class Rank(WorkerPlugin):
         self._call(self.worker.scheduler.redist_exchanged(number=number, seat=self.seat, **answer))
 
     async def _free(self, number: int, condemn: bool) -> None:
+        """The run is over; told in order, and even to a rank that did not answer a while."""
         self._rests.pop(number, None)
-        if number in self.runs:
-            self.runs[number].over = True
+        await self.runs.end(number)
         await self.holdings.free(number, condemn)
 
     async def _dead(self, number: int, lost: int, process: Iterable[Any]) -> bool:
@@ -336,7 +262,7 @@ class Rank(WorkerPlugin):
         while time.monotonic() < deadline:
             if suspect == Process.current():
                 rank = _here.get((self.worker.scheduler.address, lost))
-                gone = rank is None or rank._quiet()
+                gone = rank is None or rank.runs.quiet
             else:
                 # Only a named segment can be mapped from where our process ids mean nothing.
                 dead = suspect.is_dead()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
@@ -94,8 +96,11 @@ class Reach:
         """Whether none of the ``seats`` is known to have left."""
         return self._gone.isdisjoint(seats)
 
-    def left(self, seat: int) -> None:
-        """A rank has left: its memory stays until the last peer unmaps it."""
+    def left(self, seat: int, path: str = "") -> None:
+        """A rank has left: its memory stays until the last peer unmaps it, its name does not."""
+        if path and not path.startswith("/proc/"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         with self._lock:
             self._gone.add(seat)
             peer = self._peers.pop(seat, None)

@@ -45,7 +45,7 @@ class Roster:
         seat = self.ranks.leave(address)
         if seat is not None:
             self.left[seat.seat] = seat
-            self.tell_all({"op": "redist-left", "seat": seat.seat})
+            self.tell_all({"op": "redist-left", "seat": seat.seat, "path": seat.card.path})
         return seat
 
     def find(self, seat: int) -> Seat | None:
@@ -88,10 +88,16 @@ class Roster:
         replies = await asyncio.gather(*(self.ask(s, op, **arguments) for s in seats))
         return dict(zip(seats, replies, strict=True))
 
+    def tell(self, seat: int, message: dict[str, Any]) -> None:
+        """Send a rank a message; messages to one rank stay in order."""
+        here = self.find(seat)
+        if here is not None:
+            self.scheduler.worker_send(here.address, message)
+
     def tell_all(self, message: dict[str, Any]) -> None:
-        """Send every rank a message; messages to one rank stay in order."""
+        """Send every rank a message."""
         for seat in self.ranks.table():
-            self.scheduler.worker_send(seat.address, message)
+            self.tell(seat.seat, message)
 
     async def complete(
         self, n_ranks: int | None, timeout: float, known: Sequence[int] = ()

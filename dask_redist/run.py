@@ -172,17 +172,40 @@ class RankRun:
 
 
 class Outputs:
-    """The output blocks of one run that a rank owns, until each is taken."""
+    """The output blocks of one run that a rank owns, until each is taken.
 
-    def __init__(self, spec: PartSpec, blocks: dict[int, Block]) -> None:
+    Parameters
+    ----------
+    spec
+        The part.
+    blocks
+        Output chunk to block.
+    takers
+        How many takes each output has, where they are several (a graph and its clone).
+    """
+
+    def __init__(
+        self, spec: PartSpec, blocks: dict[int, Block], takers: dict[int, int] | None = None
+    ) -> None:
         self.spec = spec
         self.gate = Gate()
         self._blocks = blocks
+        self._takers = takers or {}
+        self._lock = threading.Lock()
 
     def take(self, out: int) -> NDArray[Any] | None:
-        """The array over block ``out``; None when it is not here (any more)."""
-        block = self._blocks.pop(out, None)  # one take wins
-        return None if block is None else block.array(self._shape(out), self.spec.dtype)
+        """The array over block ``out``, for the last of its takes, copies for those before.
+
+        None when it is not here (any more): the same memory is never returned twice.
+        """
+        with self._lock:
+            last = self._takers.get(out, 1) <= 1
+            self._takers[out] = self._takers.get(out, 1) - 1
+            block = self._blocks.pop(out, None) if last else self._blocks.get(out)
+        if block is None:
+            return None
+        array = block.array(self._shape(out), self.spec.dtype)
+        return array if last else array.copy()
 
     def receive(self, headers: Any, buffers: Any) -> None:
         """Write pieces that came as messages."""

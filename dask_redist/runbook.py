@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,10 @@ class RunBook:
         self._spec_bytes: dict[int, bytes] = {}
         self._tables: dict[int, bytes] = {}
 
-    def open(self, run: Run, spec: PartSpec, seats: tuple[int, ...], n_in: int) -> None:
-        """A run begins."""
+    def open(
+        self, run: Run, spec: PartSpec, seats: tuple[int, ...], n_in: int, takers: Counter[int]
+    ) -> None:
+        """A run begins; ``takers``: how many takes each output has."""
         self.specs[run.id] = spec
         if spec.layout is not None and spec.layout not in self.layouts:
             self.layouts.append(spec.layout)
@@ -41,10 +43,11 @@ class RunBook:
         )
         self._live[run.number] = report
         self.reports.append(report)
-        self._spec_bytes[run.number] = pickle.dumps(spec)
+        several = {out: count for out, count in takers.items() if count > 1}
+        self._spec_bytes[run.number] = pickle.dumps((spec, several))
 
     def spec_bytes(self, number: int) -> bytes:
-        """The part of a run, for a rank."""
+        """The part of a run and its takers, for a rank."""
         return self._spec_bytes[number]
 
     def table(self, run: Run, seats: dict[int, Seat]) -> bytes:

@@ -11,11 +11,13 @@ import asyncio
 import itertools
 import pickle
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
-from distributed import Scheduler
+from dask.utils import format_bytes
+from distributed import Scheduler, Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from numpy.typing import NDArray
 
@@ -23,9 +25,10 @@ from dask_redist import config
 from dask_redist.actions import AGAIN, Action, Answer, Recompute
 from dask_redist.assign import assign
 from dask_redist.conductor import Conductor
-from dask_redist.errors import dump
+from dask_redist.errors import AdmissionError, dump
 from dask_redist.orders import Orders
 from dask_redist.pins import Pins
+from dask_redist.ranks import Seat
 from dask_redist.roster import Roster
 from dask_redist.runbook import RunBook
 from dask_redist.spec import PartSpec
@@ -52,6 +55,9 @@ class SchedulerShell(SchedulerPlugin):
         self.orders = Orders(self.conductor, self.roster, self.book, self._act)
         self._requests: dict[Any, asyncio.Future[Any]] = {}
         self._count = itertools.count()
+        #: redistributions that have failed, until a contribution hears of it
+        self._failed: dict[Any, Exception] = {}
+        self._watch: asyncio.Task[None] | None = None
         scheduler.handlers.update(
             {
                 "redist_hello": self._hello,
@@ -69,6 +75,8 @@ class SchedulerShell(SchedulerPlugin):
     async def close(self) -> None:
         """Stop what is under way."""
         self.orders.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
 
     # ---------------------------------------------------------------------- asked by clients
     def _owners(self, keys: Iterable[Any]) -> dict[str, Any]:
@@ -105,6 +113,8 @@ class SchedulerShell(SchedulerPlugin):
         running_on = contribution.processing_on
         if running_on is None or running_on.address != here.address:
             return {"stray": True}  # Dask has given this execution up
+        if error := self._failed.pop(id, None):
+            return {"error": dump(error)}
         if id not in self.conductor.runs:
             self._create(id, fence)
         value = await self._request(lambda r: self.conductor.join(id, seat, r))
@@ -149,8 +159,12 @@ class SchedulerShell(SchedulerPlugin):
     def update_graph(self, scheduler: Scheduler, *, tasks: Collection[Any], **kwargs: Any) -> None:
         """Contributions run where their chunk is; later takes go to their owner."""
         for key in tasks:
-            ts = scheduler.tasks[key]
-            if not isinstance(ts.run_spec, FenceTask):
+            ts = scheduler.tasks.get(key)
+            if ts is None or not isinstance(ts.run_spec, FenceTask):
+                continue
+            if not ts.dependents and not ts.who_wants and ts.state == "released":
+                # All its takes are known already, with another fence: Dask keeps the first one.
+                scheduler.transitions({key: "forgotten"}, stimulus_id=kwargs["stimulus_id"])
                 continue
             if key in self.conductor.runs:
                 for take in ts.dependents:
@@ -174,6 +188,7 @@ class SchedulerShell(SchedulerPlugin):
             self._act(self.conductor.gone(key))
             if finish == "forgotten":
                 self.conductor.forget(key)
+                self._failed.pop(key, None)
                 del self.book.specs[key]
         if finish == "forgotten":
             self.pins.forget(key)
@@ -212,13 +227,42 @@ class SchedulerShell(SchedulerPlugin):
         seats = self.roster.ranks.table()
         owners = assign(spec, len(seats), self._held(fence, spec))
         wanted = [take.key for take in fence.dependents if take.state in _NEEDED]
-        outs = sorted(spec.out_number(key[1:]) for key in wanted)
-        actions = self.conductor.create(id, {out: seats[int(owners[out])].seat for out in outs})
+        takers = Counter(spec.out_number(key[1:]) for key in wanted)
+        actions = self.conductor.create(
+            id, {out: seats[int(owners[out])].seat for out in sorted(takers)}
+        )
         numbers = tuple(seat.seat for seat in seats)
-        self.book.open(self.conductor.runs[id], spec, numbers, len(fence.dependencies))
+        self.book.open(self.conductor.runs[id], spec, numbers, len(fence.dependencies), takers)
         for key in wanted:
             self.pins.pin(key, self._address(id, key))
         self._act(actions)
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._watch_paused())
+
+    async def _watch_paused(self) -> None:
+        """Fail the runs of a rank that Dask keeps paused: their outputs may be what is too much.
+
+        They cannot be spilled before they are taken, and a paused worker takes nothing.
+        """
+        since: dict[int, float] = {}
+        patience = min(self.roster.timeout, 10.0)
+        while self.conductor.by_number:
+            await asyncio.sleep(0.25)
+            for seat in self.roster.ranks.table():
+                worker = self.scheduler.workers.get(seat.address)
+                if worker is None or worker.status is not Status.paused:
+                    since.pop(seat.seat, None)
+                elif time.monotonic() - since.setdefault(seat.seat, time.monotonic()) > patience:
+                    self._fail(seat, patience)
+
+    def _fail(self, seat: Seat, patience: float) -> None:
+        for run in [run for run in self.conductor.runs.values() if seat.seat in run.holders]:
+            self._failed[run.id] = AdmissionError(
+                f"{self.roster.name(seat)} was paused by Dask for {patience:g} s: with its part of "
+                f"the outputs its memory limit of {format_bytes(seat.memory_limit)} is full; use "
+                "more or larger workers, or smaller arrays"
+            )
+            self._act(self.conductor.missing(run.id, run.number))
 
     def _held(self, fence: Any, spec: PartSpec) -> NDArray[np.int64]:
         """The rank of each input chunk of the part, -1 where it is not in memory."""

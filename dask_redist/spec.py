@@ -125,3 +125,27 @@ class Receipt(NamedTuple):
 
     id: Any
     number: int
+
+
+def fence_key(name: str, part: Index, keep: str | None) -> tuple[Any, ...]:
+    """The key of a part's fence, which is also the id of its runs.
+
+    Examples
+    --------
+    >>> fence_key("redistribute-0123", (2, 0), None)
+    ('redistribute-fence-0123', 2, 0)
+    """
+    prefix, _, token = name.rpartition("-")
+    return (f"{prefix}-fence-{token}", *part, *(() if keep is None else (keep,)))
+
+
+def contribution_key(fence: tuple[Any, ...], index: Index) -> tuple[Any, ...]:
+    """The key of the contribution of an input chunk, which belongs to one fence only.
+
+    Examples
+    --------
+    >>> contribution_key(("redistribute-fence-0123", 2, 0, "keep-45"), (7, 8))
+    ('redistribute-contribute-0123', 7, 8, 'keep-45')
+    """
+    name = fence[0].replace("-fence-", "-contribute-")
+    return (name, *index, *(part for part in fence[1:] if isinstance(part, str)))
