@@ -15,8 +15,6 @@ __all__ = [
     "RankLostError",
     "RedistError",
     "RunTimeoutError",
-    "dump",
-    "has_left",
 ]
 
 

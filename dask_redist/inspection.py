@@ -13,7 +13,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask.blockwise import Blockwise
-from distributed import Client, Future, wait
+from distributed import Client, Future
 from numpy.typing import NDArray
 
 from dask_redist import config
@@ -64,9 +64,8 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
     if isinstance(made, RedistributeLayer):
         return made.layout
     found = find_client(client)
-    _wait_for(made, x, found)
     ranks = ranks_of(found).size
-    owners, asked_for = _placed(made, x, found)
+    owners, asked_for = _placed(made, x, found, wait=True)
     named = match_layout(x.chunks, owners, ranks)
     return named or next((at for at in asked_for if _is(at, x, owners, ranks)), None)
 
@@ -167,21 +166,6 @@ def _made_by(x: da.Array) -> RedistributeLayer | str | None:
     return None
 
 
-def _wait_for(name: str, x: da.Array, client: Client) -> None:
-    """Wait until the persisted array ``name`` is there: until then it is nowhere."""
-    layer = x.dask.layers[name]
-    seconds = config.seconds("timeout")
-    if client.asynchronous:
-        return
-    try:
-        wait([layer[(name, *index)] for index in np.ndindex(*x.numblocks)], timeout=seconds)
-    except TimeoutError:
-        raise RunTimeoutError(
-            f"the chunks of {name!r} are not in memory after {seconds:g} s (redist.timeout); "
-            "wait for them: distributed.wait(x)"
-        ) from None
-
-
 def _is(layout: Layout, x: da.Array, owners: NDArray[np.int64], ranks: int) -> bool:
     try:
         same = layout.chunks(x.shape, ranks) == x.chunks
@@ -190,10 +174,21 @@ def _is(layout: Layout, x: da.Array, owners: NDArray[np.int64], ranks: int) -> b
         return False
 
 
-def _placed(name: str, x: da.Array, client: Client) -> tuple[NDArray[np.int64], list[Layout]]:
-    """The rank of each chunk of the array ``name``, chunked like x; layouts lately asked for."""
+def _placed(
+    name: str, x: da.Array, client: Client, wait: bool = False
+) -> tuple[NDArray[np.int64], list[Layout]]:
+    """The rank of each chunk of the array ``name``, chunked like x; layouts lately asked for.
+
+    ``wait``: until nothing of it is being computed any more.
+    """
     ranks_of(client)
     keys: list[Any] = [(name, *index) for index in np.ndindex(*x.numblocks)]
-    found = ask_now(client, "redist_owners", keys=keys)
+    seconds = config.seconds("timeout") if wait else 0.0
+    found = ask_now(client, "redist_owners", keys=keys, timeout=seconds)
+    if wait and found["pending"]:
+        raise RunTimeoutError(
+            f"{found['pending']} chunks of {name!r} are not in memory after {seconds:g} s "
+            "(redist.timeout); wait for them: distributed.wait(x)"
+        )
     owners = np.array(found["owners"], np.int64).reshape(x.numblocks)
     return owners, pickle.loads(found["layouts"])

@@ -12,7 +12,7 @@ import itertools
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -79,10 +79,19 @@ class SchedulerShell(SchedulerPlugin):
             self._watch.cancel()
 
     # ---------------------------------------------------------------------- asked by clients
-    def _owners(self, keys: Iterable[Any]) -> dict[str, Any]:
-        """The rank of each chunk, -1 where it is not in memory; layouts lately asked for."""
+    async def _owners(self, keys: Collection[Any], timeout: float) -> dict[str, Any]:
+        """The rank of each chunk, -1 where it is not in memory; layouts lately asked for.
+
+        Chunks that are being computed are waited for; ``pending``: how many did not come.
+        """
+        deadline = time.monotonic() + timeout
+        tasks = self.scheduler.tasks
+        while pending := sum(key in tasks and tasks[key].state in _NEEDED for key in keys):
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(0.02)
         layouts = pickle.dumps(list(self.book.layouts))
-        return {"owners": self.roster.owners(keys), "layouts": layouts}
+        return {"owners": self.roster.owners(keys), "layouts": layouts, "pending": pending}
 
     def _runs(self) -> bytes:
         return pickle.dumps(list(self.book.reports))

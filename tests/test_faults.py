@@ -202,16 +202,18 @@ def test_in_process_ranks_leave_no_thread_and_no_descriptor() -> None:
                 found.append(os.readlink(f"/proc/self/fd/{fd}"))
         return [name for name in found if "dask_redist" in name]
 
+    gc.collect()
+    before = descriptors()
     with Client(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as c:
         dr.connect(c)
         result = dr.redistribute(da.from_array(VALUES, chunks=3), dr.Slab.Y).persist()
         wait(result)
-        assert len(descriptors()) >= 2
+        assert len(descriptors()) >= len(before) + 2
         (kept,) = c.gather([result.__dask_graph__()[result.__dask_keys__()[0][0][0]]])
         del result
         until(lambda: sum(m["in_use"] > 0 for m in memory(c).values()) == 1)
     assert np.array_equal(kept, VALUES[:, :3])  # outlives the cluster
     del kept
     gc.collect()
-    assert descriptors() == []
+    assert len(descriptors()) <= len(before)
     assert not [t for t in threading.enumerate() if "dask-redist" in t.name]

@@ -72,9 +72,8 @@ def test_arrays_nobody_laid_out(client: Client) -> None:
     assert dr.layout_of(x) is None
     with pytest.raises(dr.LayoutError, match=r"dask_redist\.owners"):
         dr.lshape_map(x)
-    assert np.array_equal(x.compute(), VALUES)  # copies travel, owners stay
+    assert np.array_equal(x.compute(), VALUES)
     assert dr.redistribute(x, dr.Slab.Y).compute().sum() == VALUES.sum()
-    np.testing.assert_array_equal(dr.owners(x), found)
 
 
 @pytest.mark.ranks(2)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import dask
 import dask.array as da
 import numpy as np
@@ -19,6 +18,7 @@ import pytest
 from cluster import memory
 from dask.graph_manipulation import clone
 from distributed import Client, LocalCluster, wait
+from distributed.protocol.pickle import dumps, loads
 
 import dask_redist as dr
 
@@ -128,10 +128,10 @@ def test_a_compute_inside_a_task_and_a_clone_beside_the_original() -> None:
         x = da.from_array(VALUES, chunks=(6, -1, -1)).map_blocks(slowly, dtype=VALUES.dtype)
         y = dr.redistribute(x, dr.Slab.Y)
         outer = client.compute(y)
-        pickled = cloudpickle.dumps(y)
+        pickled = dumps(y)
 
         def inside(number: int) -> np.ndarray:
-            found: np.ndarray = cloudpickle.loads(pickled).compute(scheduler="sync")
+            found: np.ndarray = loads(pickled).compute(scheduler="sync")
             return found
 
         inner = client.map(inside, range(3), pure=False, priority=10)
