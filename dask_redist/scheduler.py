@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
-from dask.utils import format_bytes
-from distributed import Scheduler, Status
+from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from numpy.typing import NDArray
 
@@ -33,6 +32,7 @@ from dask_redist.roster import Roster
 from dask_redist.runbook import RunBook
 from dask_redist.spec import PartSpec
 from dask_redist.tasks import FenceTask
+from dask_redist.watch import PauseWatch
 
 PLUGIN = "dask_redist"
 _NEEDED = {"waiting", "no-worker", "queued", "processing"}
@@ -57,7 +57,7 @@ class SchedulerShell(SchedulerPlugin):
         self._count = itertools.count()
         #: redistributions that have failed, until a contribution hears of it
         self._failed: dict[Any, Exception] = {}
-        self._watch: asyncio.Task[None] | None = None
+        self.watch = PauseWatch(self.roster, lambda: bool(self.conductor.by_number), self._fail)
         scheduler.handlers.update(
             {
                 "redist_hello": self._hello,
@@ -75,8 +75,7 @@ class SchedulerShell(SchedulerPlugin):
     async def close(self) -> None:
         """Stop what is under way."""
         self.orders.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
+        self.watch.cancel()
 
     # ---------------------------------------------------------------------- asked by clients
     async def _owners(self, keys: Collection[Any], timeout: float) -> dict[str, Any]:
@@ -245,32 +244,12 @@ class SchedulerShell(SchedulerPlugin):
         for key in wanted:
             self.pins.pin(key, self._address(id, key))
         self._act(actions)
-        if self._watch is None or self._watch.done():
-            self._watch = asyncio.create_task(self._watch_paused())
+        self.watch.begin()
 
-    async def _watch_paused(self) -> None:
-        """Fail the runs of a rank that Dask keeps paused: their outputs may be what is too much.
-
-        They cannot be spilled before they are taken, and a paused worker takes nothing.
-        """
-        since: dict[int, float] = {}
-        patience = min(self.roster.timeout, 10.0)
-        while self.conductor.by_number:
-            await asyncio.sleep(0.25)
-            for seat in self.roster.ranks.table():
-                worker = self.scheduler.workers.get(seat.address)
-                if worker is None or worker.status is not Status.paused:
-                    since.pop(seat.seat, None)
-                elif time.monotonic() - since.setdefault(seat.seat, time.monotonic()) > patience:
-                    self._fail(seat, patience)
-
-    def _fail(self, seat: Seat, patience: float) -> None:
+    def _fail(self, seat: Seat, reason: str) -> None:
+        """End the runs that a rank holds outputs of; the next contribution gets the reason."""
         for run in [run for run in self.conductor.runs.values() if seat.seat in run.holders]:
-            self._failed[run.id] = AdmissionError(
-                f"{self.roster.name(seat)} was paused by Dask for {patience:g} s: with its part of "
-                f"the outputs its memory limit of {format_bytes(seat.memory_limit)} is full; use "
-                "more or larger workers, or smaller arrays"
-            )
+            self._failed[run.id] = AdmissionError(f"{self.roster.name(seat)} {reason}")
             self._act(self.conductor.missing(run.id, run.number))
 
     def _held(self, fence: Any, spec: PartSpec) -> NDArray[np.int64]:

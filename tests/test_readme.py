@@ -9,7 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # A line that each example prints when all is well.
-EXAMPLES = {"slab_to_pencil.py": "same numbers: True"}
+EXAMPLES = {
+    "slab_to_pencil.py": "same numbers: True",
+    "pencil_fft.py": "equal to numpy.fft.fftn: True",
+    "time_series.py": "equal to numpy.median: True",
+}
 
 
 def readme_scripts() -> list[str]:

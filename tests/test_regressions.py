@@ -75,6 +75,35 @@ def test_more_than_a_paused_worker_can_hold_ends_in_an_error() -> None:
             assert np.array_equal(y[:, ::500].compute(), values[:, ::500] + i)
 
 
+def test_a_rank_that_stays_paused_is_not_waited_for(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    def gated(chunk: np.ndarray, block_id: tuple[int, ...] = ()) -> np.ndarray:
+        while block_id[0] == 3 and not gate.exists():
+            time.sleep(0.02)
+        return chunk
+
+    def pause_at(fraction: float, dask_worker: Any) -> None:
+        dask_worker.memory_manager.memory_pause_fraction = fraction
+
+    with dask.config.set({"redist.timeout": "2s"}), started(2) as client:
+        x = da.from_array(VALUES, chunks=(9, -1, -1)).map_blocks(gated, dtype=VALUES.dtype)
+        future = client.compute(dr.redistribute(x, dr.Slab.Y))
+        until(lambda: bool(dr.runs()))
+        busy = str(client.processing())
+        idle = [address for address in dr.connect(client).addresses if busy.count(address) == 1]
+        client.run(pause_at, 1e-6, workers=idle[:1])
+        time.sleep(4)
+        gate.touch()
+        wait(future, timeout=30)
+        with pytest.raises(dr.AdmissionError, match=r"rank [01] on tcp.* was paused by Dask for"):
+            future.result()
+        client.run(pause_at, 0.8)
+        until(lambda: nothing_held(client))
+        y = dr.redistribute(da.from_array(VALUES, chunks=(9, -1, -1)), dr.Slab.Y)
+        assert np.array_equal(y.compute(), VALUES)
+
+
 def test_many_joins_at_once_on_a_rank() -> None:
     with started(3, threads=2) as client:
         values = np.arange(120).reshape(6, 5, 4)
