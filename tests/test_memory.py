@@ -55,7 +55,9 @@ def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
 def field(nbytes: int, ranks: int) -> da.Array:
     """Float64 of so many bytes, each element its own index, one slab a rank."""
     rows = nbytes // 8 // 4096
-    x: da.Array = da.arange(rows * 4096, chunks=(rows // ranks * 4096,)).reshape(rows, 4096) * 1.0
+    x: da.Array = da.arange(rows * 4096, chunks=(rows // ranks * 4096,), dtype="f8").reshape(
+        rows, 4096
+    )
     return x
 
 
@@ -70,7 +72,7 @@ def events(client: Client) -> list[str]:
 
 
 def test_pages_that_a_rank_wrote_at_a_peer_do_not_count_as_its_memory() -> None:
-    limit = 500 * MIB
+    limit = 800 * MIB
     with limited(limit) as client:
         x = field(200 * MIB, 2).persist()
         wait(x)
@@ -136,7 +138,7 @@ def test_too_little_memory_is_said_before_anything_moves() -> None:
 
 def test_managed_memory_is_spilled_to_make_room() -> None:
     with limited(600 * MIB):
-        x = field(400 * MIB, 2).persist()
+        x = field(400 * MIB, 16).persist()
         wait(x)
         y = dr.redistribute(x, dr.Slab.X).persist()  # 200 + 200 MiB a rank, and Python itself
         wait(y)
