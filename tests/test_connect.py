@@ -15,6 +15,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, wait
+from distributed.security import Security
 
 import dask_redist as dr
 
@@ -147,3 +148,23 @@ def test_threads_as_ranks_use_the_direct_wire() -> None:
         assert dr.owners(y).tolist() == [[0, 1, 2]]
         assert np.array_equal(y.compute(), VALUES)
         assert set(dr.runs()[-1].wires) == {"direct"}
+
+
+def test_messages_go_over_tls_where_the_cluster_does() -> None:
+    security = Security.temporary()
+    with (
+        dask.config.set({"redist.wire": "dask comm"}),
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            protocol="tls",
+            security=security,
+            dashboard_address=":0",
+        ) as local,
+        Client(local, security=security) as client,
+    ):
+        assert all(address.startswith("tls://") for address in dr.connect(client).addresses)
+        y = dr.redistribute(da.from_array(VALUES, chunks=(2, 10)), dr.Slab.Y)
+        assert np.array_equal(y.compute(), VALUES)
+        assert dr.runs()[-1].wires["dask comm"] == dr.runs()[-1].bytes_moved > 0
