@@ -8,6 +8,7 @@ Task threads call :meth:`Rank.contribute` and :meth:`Rank.take`; the fence corou
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import sys
 import time
@@ -169,6 +170,11 @@ class Rank(WorkerPlugin):
                         f"{self.timeout:g} s (redist.timeout): {error}"
                     ) from error
                 time.sleep(0.1)
+
+    def collect_soon(self) -> None:
+        """Have garbage collected: a failed task's arguments stay in a cycle of Dask's frames."""
+        loop = self.worker.loop.asyncio_loop  # type: ignore[attr-defined]
+        loop.call_soon_threadsafe(loop.call_later, 0.5, gc.collect)
 
     def take(self, receipt: Receipt, index: Index) -> NDArray[Any]:
         """The output chunk ``index``, once: an array over this rank's block."""

@@ -73,7 +73,13 @@ def _here() -> Rank | None:
 def contribute(id: Any, index: Index, chunk: Any) -> int | Held:
     """Write the pieces of one input chunk; returns the number of the run that they went to."""
     rank = _here()
-    number = rank.contribute(id, index, chunk) if rank is not None else None
+    if rank is None:
+        return Held(index, chunk)
+    try:
+        number = rank.contribute(id, index, chunk)
+    except RedistError:
+        rank.collect_soon()
+        raise
     return Held(index, chunk) if number is None else number
 
 
