@@ -23,6 +23,7 @@ from cluster import memory
 from distributed import Client, LocalCluster, wait
 
 import dask_redist as dr
+from dask_redist.ranks import Seat
 
 SHAPE = (8, 6, 5)
 VALUES = np.arange(np.prod(SHAPE)).reshape(SHAPE)
@@ -137,12 +138,17 @@ def test_an_error_of_a_producer_reaches_the_user(client: Client) -> None:
 
 
 def test_a_killed_rank_comes_back_under_its_number(client: Client) -> None:
-    before = dr.connect(client)
+    before = dr.connect(client).seats
+    after: list[Seat] = []
+
+    def is_back() -> bool:
+        after[:] = dr.connect(client).seats
+        return len(after) == 3 and before[1] not in after
+
     kill(client, 1)
-    until(lambda: before.seats[1] not in (seats := dr.connect(client).seats) and len(seats) == 3)
-    after = dr.connect(client)
-    assert [s.name for s in after.seats] == [s.name for s in before.seats]
-    assert after.seats[1].seat != before.seats[1].seat
+    until(is_back)
+    assert [seat.name for seat in after] == [seat.name for seat in before]
+    assert after[1].seat != before[1].seat
     check_next_run(client)
 
 
