@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import threading
 from collections.abc import Callable, Coroutine
@@ -62,10 +63,10 @@ class OpenRuns:
                 if future is None:
                     future = self._joins[id] = Future()
             try:
-                # Later ones wait as long as the first one does.
-                return self._first(id, future) if first else future.result()
-            except CancelledError:
-                continue
+                if first:
+                    return self._first(id, future)
+                with contextlib.suppress(CancelledError):
+                    return future.result()  # as long as the first one waits
             finally:
                 # An error holds its frames, and they the chunk: no frame may hold the error.
                 del future
