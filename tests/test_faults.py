@@ -22,6 +22,7 @@ import psutil
 import pytest
 from cluster import memory
 from distributed import Client, LocalCluster, wait
+from waiting import nothing_held, until
 
 import dask_redist as dr
 from dask_redist.ranks import Seat
@@ -75,24 +76,24 @@ def gated(gate: Path, blocked: Callable[[tuple[int, ...]], bool]) -> da.Array:
     return x
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the moment never came"
-        time.sleep(0.02)
+def brought_to(moment: str, gate: Path) -> tuple[da.Array, da.Array]:
+    """An input, and its persisted redistribution before, during or after its contributions."""
+    first = 0 if moment == "before" else 3
+    x = gated(gate, lambda index: moment != "after" and index[0] >= first)
+    y = dr.redistribute(x, dr.Slab.Y).persist()
+    if moment == "before":
+        until(lambda: len(list(gate.parent.glob("started-*"))) >= 3)
+    elif moment == "during":
+        until(lambda: bool(dr.runs()) and len(list(gate.parent.glob("started-*"))) == 4)
+        time.sleep(0.3)  # the other contributions get in
+    else:
+        wait(y, timeout=30)
+    return x, y
 
 
 def kill(client: Client, rank: int) -> None:
     pid = dr.connect(client).seats[rank].process.pid
     os.kill(pid, signal.SIGKILL)
-
-
-def nothing_held(client: Client) -> bool:
-    try:
-        held = memory(client).values()
-    except OSError:  # a rank has just left
-        return False
-    return all(m["in_use"] == 0 and m["runs"] == 0 for m in held)
 
 
 def check_next_run(client: Client) -> None:
@@ -106,16 +107,7 @@ def check_next_run(client: Client) -> None:
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 def test_a_rank_is_killed(client: Client, tmp_path: Path, moment: str, victim: int) -> None:
     gate = tmp_path / "gate"
-    first = 0 if moment == "before" else 3
-    x = gated(gate, lambda index: moment != "after" and index[0] >= first)
-    y = dr.redistribute(x, dr.Slab.Y).persist()
-    if moment == "before":
-        until(lambda: len(list(tmp_path.glob("started-*"))) >= 3)
-    elif moment == "during":
-        until(lambda: bool(dr.runs()) and len(list(tmp_path.glob("started-*"))) == 4)
-        time.sleep(0.3)  # the other contributions get in
-    else:
-        wait(y, timeout=30)
+    _, y = brought_to(moment, gate)
     kill(client, victim)
     gate.touch()
     wait(y, timeout=30)
@@ -127,15 +119,7 @@ def test_a_rank_is_killed(client: Client, tmp_path: Path, moment: str, victim: i
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 def test_a_run_is_cancelled(client: Client, tmp_path: Path, moment: str) -> None:
     gate = tmp_path / "gate"
-    first = 0 if moment == "before" else 3
-    x = gated(gate, lambda index: moment != "after" and index[0] >= first)
-    y = dr.redistribute(x, dr.Slab.Y).persist()
-    if moment == "before":
-        until(lambda: len(list(tmp_path.glob("started-*"))) >= 3)
-    elif moment == "during":
-        until(lambda: bool(dr.runs()) and len(list(tmp_path.glob("started-*"))) == 4)
-    else:
-        wait(y, timeout=30)
+    x, y = brought_to(moment, gate)
     client.cancel(y)
     gate.touch()
     with pytest.raises(BaseException, match="ancel"):

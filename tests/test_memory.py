@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ import psutil
 import pytest
 from cluster import memory
 from distributed import Client, LocalCluster, Worker, wait
+from waiting import until
 
 import dask_redist as dr
 
@@ -43,13 +44,6 @@ def rss(client: Client, rank: int) -> int:
 def arenas(client: Client) -> list[dict[str, int]]:
     found = memory(client)
     return [found[address] for address in dr.connect(client).addresses]
-
-
-def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
 
 
 def field(nbytes: int, ranks: int) -> da.Array:

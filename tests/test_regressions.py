@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from cluster import memory
 from dask.graph_manipulation import clone
 from distributed import Client, LocalCluster, wait
 from distributed.protocol.pickle import dumps, loads
+from waiting import nothing_held, until
 
 import dask_redist as dr
 
@@ -38,17 +39,6 @@ def started(n_workers: int, threads: int = 1, **options: Any) -> Iterator[Client
     ):
         dr.connect(client)
         yield client
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
-
-
-def nothing_held(client: Client) -> bool:
-    return all(m["in_use"] == 0 and m["runs"] == 0 for m in memory(client).values())
 
 
 def slowly(chunk: np.ndarray, seconds: float = 0.02) -> np.ndarray:
