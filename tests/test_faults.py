@@ -39,7 +39,12 @@ def three_ranks() -> LocalCluster:
 def clusters() -> Iterator[list[LocalCluster]]:
     """The cluster in use, in a list of one: Dask's nannies do not bring every worker back."""
     # Dask would give up, and replace, a worker that its nanny is just restarting.
-    with dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}):
+    # And a worker would go on connecting to a dead one for as long as these tests wait for results.
+    settings = {
+        "distributed.deploy.lost-worker-timeout": "1h",
+        "distributed.comm.timeouts.connect": "10s",
+    }
+    with dask.config.set(settings):
         running = [three_ranks()]
         yield running
         running[0].close()
