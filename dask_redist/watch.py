@@ -63,7 +63,7 @@ class PauseWatch:
                     self._fail(
                         seat,
                         f"was paused by Dask for {patience:g} s with nothing left to spill: its "
-                        f"outputs do not fit under its limit of {format_bytes(seat.memory_limit)}; "
+                        f"outputs do not fit under its memory limit of {format_bytes(seat.memory_limit)}; "
                         "use more or larger workers, or smaller arrays",
                     )
 
