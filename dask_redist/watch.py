@@ -63,8 +63,8 @@ class PauseWatch:
                     self._fail(
                         seat,
                         f"was paused by Dask for {patience:g} s with nothing left to spill: its "
-                        f"outputs do not fit under its memory limit of {format_bytes(seat.memory_limit)}; "
-                        "use more or larger workers, or smaller arrays",
+                        "outputs do not fit under its memory limit of "
+                        f"{format_bytes(seat.memory_limit)}; use more or larger workers, or smaller arrays",
                     )
 
     def _is_stuck(self, seat: Seat) -> bool:
