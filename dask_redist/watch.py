@@ -64,7 +64,8 @@ class PauseWatch:
                         seat,
                         f"was paused by Dask for {patience:g} s with nothing left to spill: its "
                         "outputs do not fit under its memory limit of "
-                        f"{format_bytes(seat.memory_limit)}; use more or larger workers, or smaller arrays",
+                        f"{format_bytes(seat.memory_limit)}; use more or larger "
+                        "workers, or smaller arrays",
                     )
 
     def _is_stuck(self, seat: Seat) -> bool:
