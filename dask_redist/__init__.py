@@ -8,7 +8,7 @@ its final place in its owner's memory. Users keep holding ordinary ``dask.array.
 Slab.Y
 """
 
-from dask_redist import config as _config  # noqa: F401  (defaults of redist.*)
+from dask_redist import config as _config  # defaults of redist.*
 from dask_redist.boxes import Box
 from dask_redist.connect import Ranks, connect
 from dask_redist.errors import (
@@ -19,6 +19,7 @@ from dask_redist.errors import (
     RedistError,
     RunTimeoutError,
 )
+from dask_redist.hook import enable
 from dask_redist.inspection import layout_of, lshape_map, owners
 from dask_redist.layouts import (
     Block,
@@ -31,6 +32,7 @@ from dask_redist.layouts import (
     Uneven,
 )
 from dask_redist.planning import Plan, plan, runs
+from dask_redist.preload import dask_setup as dask_setup
 from dask_redist.relayout import redistribute, resplit
 from dask_redist.reports import RunReport
 
@@ -56,6 +58,7 @@ __all__ = [
     "Slab",
     "Uneven",
     "connect",
+    "enable",
     "layout_of",
     "lshape_map",
     "owners",
@@ -64,3 +67,6 @@ __all__ = [
     "resplit",
     "runs",
 ]
+
+if _config.get("enable"):
+    enable()

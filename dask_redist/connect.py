@@ -172,8 +172,8 @@ def connect(
 async def _connect(client: Client, n_ranks: int | None, timeout: float) -> Ranks:
     before = _connected.get(client)
     if before is None:
-        await client.register_plugin(SchedulerShell())
-        await client.register_plugin(Rank())
+        await _put(client, SchedulerShell(), "the scheduler")
+        await _put(client, Rank(), "a worker")
     known = [seat.seat for seat in before.seats] if before else []
     reply = await ask(client, "redist_connect", n_ranks=n_ranks, timeout=timeout, known=known)
     if before is not None and "same" in reply:
@@ -187,6 +187,41 @@ async def _connect(client: Client, n_ranks: int | None, timeout: float) -> Ranks
         if a in rank and b in rank
     }
     _connected[client] = ranks = Ranks(seats, wires)
+    return ranks
+
+
+async def _put(client: Client, plugin: SchedulerShell | Rank, where: str) -> None:
+    """Register a plugin.
+
+    Raises
+    ------
+    RedistError
+        The package is not there.
+    """
+    try:
+        await client.register_plugin(plugin)
+    except Exception as error:  # Dask passes some of its texts on only
+        if "No module named 'dask_redist'" in str(error):
+            raise RedistError(
+                f"{where} of {client!r} cannot import dask_redist: install it where the scheduler "
+                "and the workers run (pip install dask-redist), and start them again"
+            ) from error
+        raise
+
+
+def ranks_there(client: Client, patience: float) -> Ranks:
+    """The ranks that there are at once, possibly none; connects if nobody has.
+
+    Raises
+    ------
+    RedistError
+        As :func:`ranks_of`.
+    RunTimeoutError
+        Workers that are there did not answer within ``patience`` seconds.
+    """
+    if client.asynchronous:
+        return ranks_of(client)
+    ranks: Ranks = client.sync(_connect, client, 0, min(patience, config.seconds("timeout")))
     return ranks
 
 

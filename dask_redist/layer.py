@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from dask._task_spec import List, Task, TaskRef
+from dask._task_spec import Alias, GraphNode, List, Task, TaskRef
 from dask.highlevelgraph import Layer
 from dask.tokenize import tokenize
 from numpy.typing import NDArray
@@ -23,9 +23,9 @@ from dask_redist.boxes import Chunks
 from dask_redist.layouts import Layout
 from dask_redist.overlap import Overlap, Part
 from dask_redist.spec import Index, PartSpec, contribution_key, fence_key
-from dask_redist.tasks import FenceTask, OwnTask, contribute, redistribute, take
+from dask_redist.tasks import Cut, FenceTask, OwnTask, assemble, contribute, redistribute, take
 
-Graph = dict[Any, Task]
+Graph = dict[Any, GraphNode]
 
 
 class RedistributeLayer(Layer):
@@ -45,6 +45,8 @@ class RedistributeLayer(Layer):
         The layout that the owners follow, or None where they may be chosen at run time.
     ranks
         How many ranks the owners are made for.
+    simple
+        Whether merges and splits of a few neighbours may be plain tasks; then owners are open.
     keep
         Indices of the wanted output chunks; None for all.
     """
@@ -58,6 +60,7 @@ class RedistributeLayer(Layer):
         owners: NDArray[np.int64],
         layout: Layout | None,
         ranks: int,
+        simple: bool = False,
         keep: frozenset[Index] | None = None,
         annotations: Mapping[str, Any] | None = None,
     ) -> None:
@@ -69,8 +72,9 @@ class RedistributeLayer(Layer):
         self.owners = owners
         self.layout = layout
         self.ranks = ranks
+        self.simple = simple
         self.keep = keep
-        token = tokenize(name_input, chunks, repr(layout), owners if layout else ranks)
+        token = tokenize(name_input, chunks, repr(layout), owners if layout else ranks, simple)
         self.name = f"redistribute-{token}"
         self.overlap = Overlap(chunks_in, chunks)
         self._graph: Graph | None = None
@@ -87,7 +91,7 @@ class RedistributeLayer(Layer):
         """Whether the tasks have been made."""
         return self._graph is not None
 
-    def __getitem__(self, key: Any) -> Task:
+    def __getitem__(self, key: Any) -> GraphNode:
         return self._dict[key]
 
     def __iter__(self) -> Iterator[Any]:
@@ -106,8 +110,9 @@ class RedistributeLayer(Layer):
         culled._graph = None
         needs: dict[Any, set[Any]] = {}
         for part, wanted in culled._parts():
-            inputs = {(self.name_input, *index) for index in culled._inputs(part, wanted)}
-            needs.update(dict.fromkeys(((self.name, *index) for index in wanted), inputs))
+            for outputs in [[i] for i in wanted] if self._is_plain(part) else [wanted]:
+                inputs = {(self.name_input, *index) for index in culled._inputs(part, outputs)}
+                needs.update(dict.fromkeys(((self.name, *index) for index in outputs), inputs))
         return culled, needs
 
     # ------------------------------------------------------------------------------- tasks
@@ -116,8 +121,29 @@ class RedistributeLayer(Layer):
         if self._graph is None:
             self._graph = {}
             for part, wanted in self._parts():
-                self._add(self._graph, part, wanted)
+                if self._is_plain(part):
+                    self._graph.update((key, task) for key, task in map(self._plain, wanted))
+                else:
+                    self._add(self._graph, part, wanted)
         return self._graph
+
+    def _is_plain(self, part: Part) -> bool:
+        """Whether a part is plain tasks, without a run."""
+        return self.simple and part.is_simple
+
+    def _plain(self, index: Index) -> tuple[Any, GraphNode]:
+        """The plain task that makes an output chunk."""
+        key: Any = (self.name, *index)
+        shape = tuple(c[i] for c, i in zip(self.chunks, index, strict=True))
+        cuts, refs = [], []
+        for piece in self.overlap.pieces_of_output(index):
+            source = tuple(c[i] for c, i in zip(self.chunks_in, piece.chunk, strict=True))
+            cuts.append(Cut(piece.chunk, source, piece.source, piece.target))
+            source_key: Any = (self.name_input, *piece.chunk)
+            refs.append(TaskRef(source_key))
+        if len(cuts) == 1 and cuts[0].shape == shape:
+            return key, Alias(key, refs[0])
+        return key, Task(key, assemble, shape, self.dtype, self.name_input, cuts, List(*refs))
 
     def _kept(self) -> Iterable[Index]:
         if self.keep is not None:

@@ -11,7 +11,7 @@ the axis, to the last one), so every chunk of either side is in exactly one part
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -19,7 +19,10 @@ import numpy as np
 
 from dask_redist.boxes import IntArray
 
-__all__ = ["Part", "Parts"]
+__all__ = ["FEW", "Part", "Parts"]
+
+#: chunks that one task may merge, or one chunk be split into, without a collective
+FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,16 @@ class Part:
     inputs: tuple[range, ...]
     outputs: tuple[range, ...]
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether it merges a few neighbours into one chunk, or splits one chunk into a few."""
+        return _is_simple(map(len, self.inputs), map(len, self.outputs))
+
+
+def _is_simple(inputs: Iterable[int], outputs: Iterable[int]) -> bool:
+    sides = math.prod(inputs), math.prod(outputs)
+    return min(sides) == 1 and max(sides) <= FEW
+
 
 class _Segments:
     """The segments of one axis: the segment of each chunk, the chunks of each segment."""
@@ -38,6 +51,7 @@ class _Segments:
         starts = np.intersect1d(edges_in, edges_out)
         starts = starts[:-1] if len(starts) > 1 else starts
         self.count = len(starts)
+        self.longest = int(np.diff(starts, append=edges_in[-1]).max(initial=0))
         self.of_in, self.inputs = self._place(edges_in, starts)
         self.of_out, self.outputs = self._place(edges_out, starts)
 
@@ -73,6 +87,20 @@ class Parts:
         pairs = tuple(zip(self._axes, index, strict=True))
         inputs = tuple(axis.inputs[i] for axis, i in pairs)
         return Part(tuple(index), inputs, tuple(axis.outputs[i] for axis, i in pairs))
+
+    @property
+    def are_simple(self) -> bool:
+        """Whether all parts are; see `Part.is_simple`."""
+        kinds = [
+            {(len(i), len(o)) for i, o in zip(axis.inputs, axis.outputs, strict=True)}
+            for axis in self._axes
+        ]
+        return all(_is_simple(*zip(*sides, strict=True)) for sides in product(*kinds) if sides)
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest part."""
+        return math.prod(axis.longest for axis in self._axes)
 
     def part_of_input(self, index: Sequence[int]) -> tuple[int, ...]:
         """Return the index of the part that an input chunk is in."""

@@ -196,11 +196,39 @@ def redistribute(
         logger.warning("%s: Dask's own rechunk is used", reason)
         plain: da.Array = x.rechunk(target.chunks)
         return plain
+    return lay(source_of(x), target, ranks)
+
+
+def lay(x: da.Array, target: Target, ranks: int, simple: bool = False) -> da.Array:
+    """The array as it is to become; ``simple``: see :class:`RedistributeLayer`."""
     layer = RedistributeLayer(
-        x.name, x.chunks, target.chunks, x.dtype, target.owners, target.layout, ranks
+        x.name, x.chunks, target.chunks, x.dtype, target.owners, target.layout, ranks, simple
     )
     graph = HighLevelGraph.from_collections(layer.name, layer, dependencies=[x])  # type: ignore[list-item]
     return da.Array(graph, layer.name, target.chunks, meta=x._meta)
+
+
+def source_of(x: da.Array) -> da.Array:
+    """What a change of layout starts from: where ``x`` is a lazy change itself, its own input."""
+    while True:
+        layer = x.dask.layers.get(x.name)
+        if not isinstance(layer, RedistributeLayer) or layer.chunks != x.chunks:
+            return x
+        graph = _below(x.dask, layer.name)
+        x = da.Array(graph, layer.name_input, layer.chunks_in, meta=x._meta)
+
+
+def _below(graph: HighLevelGraph, name: str) -> HighLevelGraph:
+    """The layers that ``name`` is made from."""
+    needed: set[str] = set()
+    names = set(graph.dependencies[name])
+    while names:
+        needed |= names
+        names = {d for n in names for d in graph.dependencies[n]} - needed
+    return HighLevelGraph(
+        {n: graph.layers[n] for n in graph.layers if n in needed},
+        {n: graph.dependencies[n] for n in graph.layers if n in needed},
+    )
 
 
 def resplit(

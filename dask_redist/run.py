@@ -227,25 +227,33 @@ class Outputs:
 
 
 def checked(chunk: Any, spec: PartSpec, index: Index) -> NDArray[Any]:
-    """The chunk as a plain array of the declared shape and type.
+    """The input chunk ``index`` of a part; see :func:`as_declared`."""
+    return as_declared(
+        chunk, spec.in_shape(spec.local_in(index)), spec.dtype, spec.name_input, index
+    )
+
+
+def as_declared(
+    chunk: Any, shape: Index, dtype: np.dtype[Any], name: str, index: Index
+) -> NDArray[Any]:
+    """The chunk ``index`` of the array ``name`` as a plain array of the declared shape and type.
 
     Raises
     ------
     ChunkMismatchError
         The chunk is not what the Dask array declares; names the chunk, both types and shapes.
     """
-    shape = spec.in_shape(spec.local_in(index))
     plain = isinstance(chunk, (np.ndarray, np.generic)) and not isinstance(chunk, np.ma.MaskedArray)
     # NumPy pickles a block that is no contiguous whole without its byte order.
-    if plain and chunk.shape == shape and _native(chunk.dtype) == _native(spec.dtype):
-        return np.asarray(chunk, dtype=spec.dtype)
+    if plain and chunk.shape == shape and _native(chunk.dtype) == _native(dtype):
+        return np.asarray(chunk, dtype=dtype)
     real = (
         f"{type(chunk).__name__} of shape {getattr(chunk, 'shape', '?')} "
         f"and dtype {getattr(chunk, 'dtype', '?')}"
     )
     raise ChunkMismatchError(
-        f"chunk {index} of {spec.name_input!r} is a {real}, but the array declares an ndarray of "
-        f"shape {shape} and dtype {spec.dtype}; give map_blocks the right meta= and chunks=, "
+        f"chunk {index} of {name!r} is a {real}, but the array declares an ndarray of "
+        f"shape {shape} and dtype {dtype}; give map_blocks the right meta= and chunks=, "
         "or convert the chunks with astype"
     )
 

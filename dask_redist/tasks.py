@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dask_redist.errors import RedistError
 from dask_redist.rank import Rank, rank_of
-from dask_redist.run import checked
+from dask_redist.run import as_declared
 from dask_redist.spec import Held, Index, PartSpec, Receipt
 
 
@@ -27,6 +27,15 @@ class Gathered(NamedTuple):
 
     spec: PartSpec
     chunks: dict[Index, Any]
+
+
+class Cut(NamedTuple):
+    """A piece of an input chunk: the chunk's index and declared shape, from where to where."""
+
+    chunk: Index
+    shape: Index
+    source: tuple[slice, ...]
+    target: tuple[slice, ...]
 
 
 class OwnTask(Task):
@@ -116,18 +125,29 @@ async def _done(value: Any) -> Any:
 def take(index: Index, receipt: Receipt | Gathered) -> NDArray[Any]:
     """One output chunk: the array over the rank's block, or assembled from the chunks."""
     if isinstance(receipt, Gathered):
-        return _assemble(receipt, index)
+        return _gather(receipt, index)
     rank = _here()
     if rank is None:
         raise RedistError(f"output chunk {index} is taken where there is no rank")
     return rank.take(receipt, index)
 
 
-def _assemble(gathered: Gathered, index: Index) -> NDArray[Any]:
+def _gather(gathered: Gathered, index: Index) -> NDArray[Any]:
     spec, chunks = gathered
     local = tuple(i - f for i, f in zip(index, spec.first_out, strict=True))
-    out = np.empty(spec.out_shape(local), spec.dtype)
+    cuts = []
     for piece in spec.overlap.pieces_of_output(local):
         source = tuple(i + f for i, f in zip(piece.chunk, spec.first_in, strict=True))
-        out[piece.target] = checked(chunks[source], spec, source)[piece.source]
+        cuts.append(Cut(source, spec.in_shape(piece.chunk), piece.source, piece.target))
+    wanted = [chunks[cut.chunk] for cut in cuts]
+    return assemble(spec.out_shape(local), spec.dtype, spec.name_input, cuts, wanted)
+
+
+def assemble(
+    shape: Index, dtype: np.dtype[Any], name: str, cuts: Sequence[Cut], chunks: Sequence[Any]
+) -> NDArray[Any]:
+    """One output chunk, made of pieces of the input chunks of the array ``name``."""
+    out = np.empty(shape, dtype)
+    for cut, chunk in zip(cuts, chunks, strict=True):
+        out[cut.target] = as_declared(chunk, cut.shape, dtype, name, cut.chunk)[cut.source]
     return out
