@@ -31,10 +31,12 @@ def assign(spec: PartSpec, ranks: int, held: NDArray[Any]) -> NDArray[np.int64]:
 
     Returns
     -------
-    ndarray of int64, (spec.n_out,)
+    ndarray of int64, (spec.n_out,), or (ranks,) for the copies of a replicated one
         A layout's owners as they are. Without a layout: where all inputs are in memory, the
         balanced placement that moves the fewest bytes; otherwise C order balanced by bytes.
     """
+    if spec.replicated:
+        return np.arange(ranks)
     owners = spec.owners
     if spec.ranks != ranks:
         logger.info(

@@ -73,7 +73,8 @@ class Holdings:
         except MemoryError as error:
             return {"error": str(error)}
         if number not in self._freed:
-            blocks_of = dict(zip(outs, blocks, strict=True))
+            # Of a replicated output a rank has one copy, under the number that its writers know.
+            blocks_of = {out % part.n_out: b for out, b in zip(outs, blocks, strict=True)}
             self._outputs[number] = Outputs(part, blocks_of, takers)
         return {"offsets": [block.offset for block in blocks]}
 

@@ -258,7 +258,9 @@ def rechunk_p2p(
             return source
         if _is_worth(source, chunks, found, settings.policy):
             owners = balanced(chunks, found.size)
-            return lay(source, Target(chunks, owners, None), found.size, settings.policy == "auto")
+            return lay(
+                source, Target(chunks, owners, None), found.size, simple=settings.policy == "auto"
+            )
     elif settings.fallback == "error":
         raise RedistError(f'{found}; fallback="dask" takes Dask\'s own rechunk')
     token = _asking.set(True)

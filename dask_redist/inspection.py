@@ -20,7 +20,7 @@ from dask_redist import config
 from dask_redist.connect import ask_now, find_client, ranks_of
 from dask_redist.errors import LayoutError, RunTimeoutError
 from dask_redist.layer import RedistributeLayer
-from dask_redist.layouts import Layout, match_layout
+from dask_redist.layouts import Layout, Replicated, match_layout
 
 
 def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
@@ -65,7 +65,9 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
         return made.layout
     found = find_client(client)
     ranks = ranks_of(found).size
-    owners, asked_for = _placed(made, x, found, wait=True)
+    owners, asked_for, replicated = _placed(made, x, found, wait=True)
+    if replicated and owners.size == 1:
+        return Replicated()
     named = match_layout(x.chunks, owners, ranks)
     return named or next((at for at in asked_for if _is(at, x, owners, ranks)), None)
 
@@ -143,6 +145,13 @@ def owners(x: da.Array, *, client: Client | None = None) -> NDArray[np.int64]:
     return _placed(x.name, x, find_client(client))[0]
 
 
+def is_replicated(x: da.Array, *, client: Client) -> bool:
+    """Whether every one of several ranks has the one chunk of a persisted array in memory."""
+    if x.npartitions != 1 or _made_by(x) != x.name or client.asynchronous:
+        return False
+    return _placed(x.name, x, client)[2]
+
+
 def _made_by(x: da.Array) -> RedistributeLayer | str | None:
     """The redistribution behind an array, or the name of the persisted array behind it."""
     layers = x.dask.layers
@@ -176,8 +185,9 @@ def _is(layout: Layout, x: da.Array, owners: NDArray[np.int64], ranks: int) -> b
 
 def _placed(
     name: str, x: da.Array, client: Client, wait: bool = False
-) -> tuple[NDArray[np.int64], list[Layout]]:
-    """The rank of each chunk of the array ``name``, chunked like x; layouts lately asked for.
+) -> tuple[NDArray[np.int64], list[Layout], bool]:
+    """The rank of each chunk of the array ``name``, chunked like x; layouts lately asked for;
+    whether all ranks have all of it.
 
     ``wait``: until nothing of it is being computed any more.
     """
@@ -191,4 +201,4 @@ def _placed(
             "(redist.timeout); wait for them: distributed.wait(x)"
         )
     owners = np.array(found["owners"], np.int64).reshape(x.numblocks)
-    return owners, pickle.loads(found["layouts"])
+    return owners, pickle.loads(found["layouts"]), found["replicated"]

@@ -23,7 +23,17 @@ from dask_redist.boxes import Chunks
 from dask_redist.layouts import Layout
 from dask_redist.overlap import Overlap, Part
 from dask_redist.spec import Index, PartSpec, contribution_key, fence_key
-from dask_redist.tasks import Cut, FenceTask, OwnTask, assemble, contribute, redistribute, take
+from dask_redist.tasks import (
+    CopyTask,
+    Cut,
+    FenceTask,
+    OwnTask,
+    assemble,
+    contribute,
+    local_copy,
+    redistribute,
+    take,
+)
 
 Graph = dict[Any, GraphNode]
 
@@ -47,6 +57,8 @@ class RedistributeLayer(Layer):
         How many ranks the owners are made for.
     simple
         Whether merges and splits of a few neighbours may be plain tasks; then owners are open.
+    copied
+        Whether every rank has the whole input: each owner copies its outputs from that.
     keep
         Indices of the wanted output chunks; None for all.
     """
@@ -61,6 +73,7 @@ class RedistributeLayer(Layer):
         layout: Layout | None,
         ranks: int,
         simple: bool = False,
+        copied: bool = False,
         keep: frozenset[Index] | None = None,
         annotations: Mapping[str, Any] | None = None,
     ) -> None:
@@ -73,8 +86,11 @@ class RedistributeLayer(Layer):
         self.layout = layout
         self.ranks = ranks
         self.simple = simple
+        self.copied = copied
         self.keep = keep
-        token = tokenize(name_input, chunks, repr(layout), owners if layout else ranks, simple)
+        token = tokenize(
+            name_input, chunks, repr(layout), owners if layout else ranks, simple, copied
+        )
         self.name = f"redistribute-{token}"
         self.overlap = Overlap(chunks_in, chunks)
         self._graph: Graph | None = None
@@ -129,7 +145,7 @@ class RedistributeLayer(Layer):
 
     def _is_plain(self, part: Part) -> bool:
         """Whether a part is plain tasks, without a run."""
-        return self.simple and part.is_simple
+        return self.copied or (self.simple and part.is_simple)
 
     def _plain(self, index: Index) -> tuple[Any, GraphNode]:
         """The plain task that makes an output chunk."""
@@ -141,9 +157,12 @@ class RedistributeLayer(Layer):
             cuts.append(Cut(piece.chunk, source, piece.source, piece.target))
             source_key: Any = (self.name_input, *piece.chunk)
             refs.append(TaskRef(source_key))
+        args = shape, self.dtype, self.name_input, cuts, List(*refs)
+        if self.copied:
+            return key, CopyTask(key, local_copy, int(self.owners[index]), self.ranks, *args)
         if len(cuts) == 1 and cuts[0].shape == shape:
             return key, Alias(key, refs[0])
-        return key, Task(key, assemble, shape, self.dtype, self.name_input, cuts, List(*refs))
+        return key, Task(key, assemble, *args)
 
     def _kept(self) -> Iterable[Index]:
         if self.keep is not None:

@@ -20,12 +20,13 @@ from dask_redist.assign import assign
 from dask_redist.boxes import Chunks
 from dask_redist.connect import Ranks, ask_now, find_client, ranks_of
 from dask_redist.errors import LayoutError
-from dask_redist.inspection import owners
+from dask_redist.inspection import is_replicated, owners
 from dask_redist.layer import RedistributeLayer
+from dask_redist.layouts import Replicated
 from dask_redist.overlap import Overlap, RankPlan, rank_plan
 from dask_redist.overlap import traffic as count_traffic
 from dask_redist.placement import balanced
-from dask_redist.relayout import Target, resolve, why_not
+from dask_redist.relayout import Target, resolve, source_of, why_not
 from dask_redist.reports import RunReport
 
 
@@ -49,6 +50,8 @@ class Plan:
         The ranks.
     fallback
         Why Dask's own rechunk will be used instead; None if it will not.
+    copied
+        Whether every rank has the whole input and copies its outputs from that.
     """
 
     target: Target
@@ -58,6 +61,7 @@ class Plan:
     dtype: np.dtype[Any]
     ranks: Ranks
     fallback: str | None
+    copied: bool = False
 
     @cached_property
     def overlap(self) -> Overlap:
@@ -67,7 +71,13 @@ class Plan:
     @cached_property
     def traffic(self) -> NDArray[np.int64]:
         """Bytes from each rank (row) to each rank (column), (ranks, ranks)."""
-        elements = count_traffic(self.overlap, self.owners_in, self.target.owners, self.ranks.size)
+        owners, ranks = self.target.owners, self.ranks.size
+        if self.copied:
+            elements = count_traffic(self.overlap, np.zeros_like(self.owners_in), owners, ranks)
+            return np.diag(elements[0]) * self.dtype.itemsize
+        elements = count_traffic(self.overlap, self.owners_in, owners, ranks)
+        if isinstance(self.target.layout, Replicated):  # each rank gets what its owner gets
+            elements = np.tile(elements[:, :1], ranks)
         return elements * self.dtype.itemsize
 
     @property
@@ -77,7 +87,7 @@ class Plan:
 
     @property
     def bytes_total(self) -> int:
-        """Bytes of the array."""
+        """Bytes of the result, all copies of a replicated one counted."""
         return int(self.traffic.sum())
 
     @property
@@ -89,6 +99,8 @@ class Plan:
     def n_tasks(self) -> int:
         """Tasks in the graph: input chunks, fences, output chunks."""
         overlap = self.overlap
+        if self.copied:
+            return prod(overlap.numblocks_out)
         return prod(overlap.numblocks_in) + len(overlap.parts) + prod(overlap.numblocks_out)
 
     @property
@@ -114,9 +126,15 @@ class Plan:
             raise LayoutError(f"rank {rank}: there are ranks 0 to {self.ranks.size - 1}")
         outputs = int(self.traffic[:, rank].sum())
         if not self.assumed:
-            return outputs + int(self.traffic[rank].sum())
+            return outputs + self._held(rank)
         largest = prod(max(sizes) for sizes in self.chunks_in)
         return outputs + largest * self.dtype.itemsize
+
+    def _held(self, rank: int) -> int:
+        """Bytes of the input on a rank."""
+        if isinstance(self.target.layout, Replicated):
+            return int(self.traffic[rank, rank])
+        return int(self.traffic.sum() if self.copied else self.traffic[rank].sum())
 
     def rank(self, rank: int) -> RankPlan:
         """The pieces that one rank sends and receives, in elements."""
@@ -136,18 +154,19 @@ class Plan:
         fits = "" if peak <= limit else f", MORE than its limit of {format_bytes(limit)}"
         moved = 100 * self.bytes_moved / max(self.bytes_total, 1)
         wires = ", ".join(f"{format_bytes(b)} {wire}" for wire, b in sorted(self.wires.items()))
-        assumed = (
-            "input: not in memory yet, assumed in C order over the ranks"
-            if self.assumed
-            else "input: in memory, each chunk on a known rank"
-        )
+        n_in, n_out = prod(self.overlap.numblocks_in), prod(self.overlap.numblocks_out)
+        tasks = f"{n_in} contribute, {len(self.overlap.parts)} redistribute, {n_out} take"
+        assumed = "input: in memory, each chunk on a known rank"
+        if self.assumed:
+            assumed = "input: not in memory yet, assumed in C order over the ranks"
+        if self.copied:
+            tasks = f"{n_out} copy"
+            assumed = "input: in memory, whole on every rank"
         return "\n".join(
             [
                 f"{shape} {self.dtype} -> {words}",
                 assumed,
-                f"tasks: {self.n_tasks} ({prod(self.overlap.numblocks_in)} contribute, "
-                f"{len(self.overlap.parts)} redistribute, "
-                f"{prod(self.overlap.numblocks_out)} take)",
+                f"tasks: {self.n_tasks} ({tasks})",
                 f"moves {format_bytes(self.bytes_moved)} of {format_bytes(self.bytes_total)} "
                 f"({moved:.0f} %) between {self.messages} pairs of ranks, in {len(self.overlap)} "
                 "pieces",
@@ -207,16 +226,18 @@ def plan(x: da.Array, layout: Any, *, client: Client | None = None) -> Plan:
     client = find_client(client)
     ranks = ranks_of(client)
     target = resolve(x, layout, ranks.size)
+    x = source_of(x)
     held = owners(x, client=client)
     sizes = np.ones(x.numblocks, bool)
     for axis, chunks in enumerate(x.chunks):
         sizes &= (np.array(chunks) > 0).reshape((-1,) + (1,) * (x.ndim - axis - 1))
     assumed = bool((held[sizes] < 0).any())
-    if target.layout is None and not assumed:
+    copied = is_replicated(x, client=client)
+    if target.layout is None and not assumed and not copied:
         target = _placed_openly(x, target, held, ranks.size)
     if assumed:
         held = balanced(x.chunks, ranks.size)
-    return Plan(target, x.chunks, held, assumed, x.dtype, ranks, why_not(x))
+    return Plan(target, x.chunks, held, assumed, x.dtype, ranks, why_not(x), copied)
 
 
 def _placed_openly(x: da.Array, target: Target, held: NDArray[np.int64], ranks: int) -> Target:

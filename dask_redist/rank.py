@@ -31,7 +31,7 @@ from dask_redist.openruns import OpenRuns
 from dask_redist.process import Process
 from dask_redist.reach import Reach
 from dask_redist.run import RankRun, RunClosed
-from dask_redist.spec import Index, Receipt, contribution_key
+from dask_redist.spec import Index, PartSpec, Receipt, contribution_key
 
 PLUGIN = "dask_redist"
 
@@ -111,6 +111,7 @@ class Rank(WorkerPlugin):
         return {
             "redist_allocate": self.holdings.allocate,
             "redist_write": self.holdings.receive,
+            "redist_keep": self._keep,
             "redist_close": self._close,
             "redist_vote": self._vote,
             "redist_dead": self._dead,
@@ -180,16 +181,20 @@ class Rank(WorkerPlugin):
         """The output chunk ``index``, once: an array over this rank's block."""
         array = self.holdings.take(receipt.number, index)
         if array is not None:
+            if receipt.replicated:
+                self._call(self.worker.scheduler.redist_copy(**self._taking(receipt)))
             return array
-        self._call(
-            self.worker.scheduler.redist_missing(
-                id=receipt.id,
-                number=receipt.number,
-                key=self.worker.get_current_task(),
-                address=self.worker.address,
-            )
-        )
+        self._call(self.worker.scheduler.redist_missing(**self._taking(receipt)))
         raise Reschedule
+
+    def _taking(self, receipt: Receipt) -> dict[str, Any]:
+        """What this thread is taking, for the scheduler."""
+        return {
+            "id": receipt.id,
+            "number": receipt.number,
+            "key": self.worker.get_current_task(),
+            "address": self.worker.address,
+        }
 
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the worker's event loop, from another thread."""
@@ -209,14 +214,14 @@ class Rank(WorkerPlugin):
             del future  # it holds the error, whose frames hold the chunk
 
     # ------------------------------------------------------------------- on the event loop
-    async def fence(self, id: Any, numbers: set[int]) -> Receipt:
+    async def fence(self, id: Any, spec: PartSpec, numbers: set[int]) -> Receipt:
         """All contributions exist: have the run closed on every rank that wrote."""
         reply = await self.worker.scheduler.redist_fence(id=id, numbers=sorted(numbers))
         if "error" in reply:
             raise pickle.loads(reply["error"])
         if "number" not in reply:
             raise Reschedule
-        return Receipt(id, reply["number"])
+        return Receipt(id, reply["number"], spec.replicated)
 
     async def _close(self, number: int) -> dict[str, Any]:
         """Refuse new writers, wait for the running ones, and say what was written."""
@@ -235,6 +240,13 @@ class Rank(WorkerPlugin):
             "writing": tally.writing,
             "rest": number in self._rests,
         }
+
+    async def _keep(self, number: int, key: Any) -> bool:
+        """Put our copy of a replicated chunk into the worker's data."""
+        array = self.holdings.take(number, key[1:])
+        if array is not None:
+            self.worker.update_data({key: array}, stimulus_id=f"redist-keep-{number}")
+        return array is not None
 
     async def _vote(self, number: int) -> bool:
         """Whether the exchange of run ``number`` can go: its owners are all there."""

@@ -17,6 +17,7 @@ from dask_redist import config
 from dask_redist.boxes import Chunks
 from dask_redist.connect import find_client, ranks_of
 from dask_redist.errors import LayoutError, RedistError
+from dask_redist.inspection import is_replicated
 from dask_redist.layer import RedistributeLayer
 from dask_redist.layouts import Layout, Replicated, Slab, as_layout
 from dask_redist.placement import balanced
@@ -54,11 +55,6 @@ def resolve(x: da.Array, target: Any, ranks: int) -> Target:
             )
     limit = int(config.get("max-chunks"))
     layout = as_layout(target, x.shape, ranks)
-    if isinstance(layout, Replicated):
-        raise LayoutError(
-            "Replicated() is no target of redistribute yet: use a layout that splits an axis, "
-            "for example Slab.X"
-        )
     if layout is not None:
         chunks = layout.chunks(x.shape, ranks, max_chunks=limit)
         return Target(chunks, layout.owners(x.shape, ranks, max_chunks=limit), layout)
@@ -157,7 +153,8 @@ def redistribute(
     dask.array.Array
         Of the same shape and dtype, lazy: a graph of n_in + n_parts + n_out tasks. Once computed,
         chunk ``i`` is on the rank that the layout names, C-contiguous, writable, and shares memory
-        with nothing; ``x`` is left as it is.
+        with nothing; ``x`` is left as it is. Of ``Replicated()`` the one chunk is in memory on
+        every rank; from there to another layout no byte moves between ranks.
 
     Raises
     ------
@@ -188,7 +185,8 @@ def redistribute(
     fallback = fallback or config.get("fallback")
     if fallback not in ("dask", "error"):
         raise ValueError(f'fallback is {fallback!r}; it must be "dask" or "error"')
-    ranks = ranks_of(find_client(client)).size
+    client = find_client(client)
+    ranks = ranks_of(client).size
     target = resolve(x, layout, ranks)
     if reason := why_not(x):
         if fallback == "error":
@@ -196,13 +194,23 @@ def redistribute(
         logger.warning("%s: Dask's own rechunk is used", reason)
         plain: da.Array = x.rechunk(target.chunks)
         return plain
-    return lay(source_of(x), target, ranks)
+    return lay(source_of(x), target, ranks, copied=is_replicated(x, client=client))
 
 
-def lay(x: da.Array, target: Target, ranks: int, simple: bool = False) -> da.Array:
-    """The array as it is to become; ``simple``: see :class:`RedistributeLayer`."""
+def lay(
+    x: da.Array, target: Target, ranks: int, *, simple: bool = False, copied: bool = False
+) -> da.Array:
+    """The array as it is to become; see :class:`RedistributeLayer`."""
     layer = RedistributeLayer(
-        x.name, x.chunks, target.chunks, x.dtype, target.owners, target.layout, ranks, simple
+        x.name,
+        x.chunks,
+        target.chunks,
+        x.dtype,
+        target.owners,
+        target.layout,
+        ranks,
+        simple=simple,
+        copied=copied,
     )
     graph = HighLevelGraph.from_collections(layer.name, layer, dependencies=[x])  # type: ignore[list-item]
     return da.Array(graph, layer.name, target.chunks, meta=x._meta)
@@ -232,23 +240,24 @@ def _below(graph: HighLevelGraph, name: str) -> HighLevelGraph:
 
 
 def resplit(
-    x: da.Array, axis: int, *, client: Client | None = None, fallback: str | None = None
+    x: da.Array, axis: int | None, *, client: Client | None = None, fallback: str | None = None
 ) -> da.Array:
-    """Split an array along another axis, as Heat's ``resplit`` does: one slab a rank.
+    """Split an array along another axis, or un-split it, as Heat's ``resplit`` does.
 
     Parameters
     ----------
     x : dask.array.Array
         The array.
-    axis : int
-        The axis to split; negative ones count from the end.
+    axis : int or None
+        The axis to split, one slab a rank; negative ones count from the end. None: no axis, every
+        rank holds the whole array.
     client, fallback
         As for :func:`redistribute`.
 
     Returns
     -------
     dask.array.Array
-        ``redistribute(x, Slab(axis))``.
+        ``redistribute(x, Slab(axis))``, or ``redistribute(x, Replicated())``.
 
     Examples
     --------
@@ -259,4 +268,5 @@ def resplit(
     ...     dr.resplit(da.ones((4, 6), chunks=2), 1).chunks
     ((4,), (3, 3))
     """
-    return redistribute(x, Slab(axis), client=client, fallback=fallback)
+    layout = Replicated() if axis is None else Slab(axis)
+    return redistribute(x, layout, client=client, fallback=fallback)

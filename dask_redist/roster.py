@@ -158,6 +158,11 @@ class Roster:
         maker = self._makers.get(ts.key, "")
         return maker if maker in holders else str(holders[0])
 
+    def holders(self, key: Any) -> set[str]:
+        """The addresses that have a chunk."""
+        ts = self.scheduler.tasks.get(key)
+        return {ws.address for ws in ((ts.who_has if ts else None) or ())}
+
     def owners(self, keys: Iterable[Any]) -> list[int]:
         """The rank that owns each chunk, -1 where it is not in memory."""
         ranks, tasks = self.numbers(), self.scheduler.tasks

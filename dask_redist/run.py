@@ -31,7 +31,7 @@ class RunTable(NamedTuple):
     id: Any
     number: int
     spec: PartSpec
-    #: seat of each output chunk, -1 where nobody wants it
+    #: seat of each output chunk, -1 where nobody wants it; of a replicated one, of each copy
     seats: NDArray[np.int64]
     #: its offset in the owner's arena
     offsets: NDArray[np.int64]
@@ -140,14 +140,16 @@ class RankRun:
             tally = Tally()
             for piece in spec.overlap.pieces_of_input(spec.local_in(index)):
                 out = spec.flat_out(piece.chunk)
-                if (seat := self._seats[out]) < 0:
-                    continue  # nobody wants it
-                wire = self._wire(seat)
-                place = Place(out, self._offsets[out], spec.out_shape(piece.chunk), spec.dtype)
-                wire.write(place, piece.target, array[piece.source])
-                tally.sent[seat] += piece.size * spec.dtype.itemsize
-                tally.wires[wire.name] += piece.size * spec.dtype.itemsize
-                tally.pieces += 1
+                for copy in range(out, len(self._seats), spec.n_out):
+                    if (seat := self._seats[copy]) < 0:
+                        continue  # nobody wants it
+                    wire = self._wire(seat)
+                    offset = self._offsets[copy]
+                    place = Place(out, offset, spec.out_shape(piece.chunk), spec.dtype)
+                    wire.write(place, piece.target, array[piece.source])
+                    tally.sent[seat] += piece.size * spec.dtype.itemsize
+                    tally.wires[wire.name] += piece.size * spec.dtype.itemsize
+                    tally.pieces += 1
             tally.writing = time.perf_counter() - start
             with self._lock:
                 self.tally.add(tally)

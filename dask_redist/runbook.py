@@ -54,8 +54,9 @@ class RunBook:
         """Where the outputs of a run are, for a rank that joins."""
         if run.number not in self._tables:
             spec = self.specs[run.id]
-            owners = np.full(spec.n_out, -1, np.int64)
-            offsets = np.zeros(spec.n_out, np.int64)
+            count = len(run.owners) if spec.replicated else spec.n_out
+            owners = np.full(count, -1, np.int64)
+            offsets = np.zeros(count, np.int64)
             for out, seat in run.owners.items():
                 owners[out], offsets[out] = seat, run.offsets[out]
             holders = {seat: seats[seat] for seat in set(run.owners.values())}

@@ -28,10 +28,11 @@ from dask_redist.errors import AdmissionError, dump
 from dask_redist.orders import Orders
 from dask_redist.pins import Pins
 from dask_redist.ranks import Seat
+from dask_redist.replicas import Replicas
 from dask_redist.roster import Roster
 from dask_redist.runbook import RunBook
 from dask_redist.spec import PartSpec
-from dask_redist.tasks import FenceTask
+from dask_redist.tasks import CopyTask, FenceTask
 from dask_redist.watch import PauseWatch
 
 PLUGIN = "dask_redist"
@@ -52,6 +53,7 @@ class SchedulerShell(SchedulerPlugin):
         self.conductor = Conductor()
         self.book = RunBook()
         self.pins = Pins(scheduler)
+        self.replicas = Replicas(scheduler)
         self.orders = Orders(self.conductor, self.roster, self.book, self._act)
         self._requests: dict[Any, asyncio.Future[Any]] = {}
         self._count = itertools.count()
@@ -67,6 +69,7 @@ class SchedulerShell(SchedulerPlugin):
                 "redist_fence": self._fence,
                 "redist_exchanged": self._exchanged,
                 "redist_missing": self._missing,
+                "redist_copy": self._copy,
                 "redist_runs": self._runs,
                 "redist_memory": self._memory,
             }
@@ -79,7 +82,8 @@ class SchedulerShell(SchedulerPlugin):
 
     # ---------------------------------------------------------------------- asked by clients
     async def _owners(self, keys: Collection[Any], timeout: float) -> dict[str, Any]:
-        """The rank of each chunk, -1 where it is not in memory; layouts lately asked for.
+        """The rank of each chunk, -1 where it is not in memory; layouts lately asked for;
+        whether all ranks have all chunks.
 
         Chunks that are being computed are waited for; ``pending``: how many did not come.
         """
@@ -90,7 +94,14 @@ class SchedulerShell(SchedulerPlugin):
                 break
             await asyncio.sleep(0.02)
         layouts = pickle.dumps(list(self.book.layouts))
-        return {"owners": self.roster.owners(keys), "layouts": layouts, "pending": pending}
+        everywhere = {seat.address for seat in self.roster.ranks.table()}
+        return {
+            "owners": self.roster.owners(keys),
+            "layouts": layouts,
+            "pending": pending,
+            "replicated": len(everywhere) > 1
+            and all(everywhere <= self.roster.holders(key) for key in keys),
+        }
 
     def _runs(self) -> bytes:
         return pickle.dumps(list(self.book.reports))
@@ -163,11 +174,24 @@ class SchedulerShell(SchedulerPlugin):
                 return self.pins.pin(key, owner)
         self._act(self.conductor.missing(id, number))
 
+    async def _copy(self, id: Any, number: int, key: Any, address: str) -> None:
+        """A replicated chunk is being taken at ``address``: have the other ranks take theirs."""
+        run = self.conductor.runs.get(id)
+        if run is None or run.number != number:
+            return
+        seats = [s for n in run.holders if (s := self.roster.find(n)) and s.address != address]
+        asked = (self.roster.ask(s, "redist_keep", number=number, key=key) for s in seats)
+        kept = await asyncio.gather(*asked, return_exceptions=True)
+        there = [seat.address for seat, done in zip(seats, kept, strict=True) if done is True]
+        self.replicas.place(key, there)
+
     # --------------------------------------------------------------------------- Dask's hooks
     def update_graph(self, scheduler: Scheduler, *, tasks: Collection[Any], **kwargs: Any) -> None:
         """Contributions run where their chunk is; later takes go to their owner."""
         for key in tasks:
             ts = scheduler.tasks.get(key)
+            if ts is not None and isinstance(ts.run_spec, CopyTask):
+                self._place(ts)
             if ts is None or not isinstance(ts.run_spec, FenceTask):
                 continue
             if not ts.dependents and not ts.who_wants and ts.state == "released":
@@ -190,8 +214,11 @@ class SchedulerShell(SchedulerPlugin):
         if finish == "memory":
             if start == "processing" and isinstance(key, tuple):
                 self.roster.computed(key, kwargs["worker"])
+            self.replicas.in_memory(key)
             return
         self.roster.forget(key)
+        if finish in ("released", "erred", "forgotten"):
+            self.replicas.forget(key)
         if finish in ("released", "erred", "forgotten") and key in self.book.specs:
             self._act(self.conductor.gone(key))
             if finish == "forgotten":
@@ -229,6 +256,12 @@ class SchedulerShell(SchedulerPlugin):
         owner = self.roster.find(run.owners.get(spec.out_number(take[1:]), -1))
         return owner.address if owner is not None else None
 
+    def _place(self, ts: Any) -> None:
+        """Have a chunk of a replicated array copied by its owner."""
+        seats, (owner, ranks) = self.roster.ranks.table(), ts.run_spec.owner
+        if seats and ts.state == "released":
+            self.pins.pin(ts.key, seats[owner * len(seats) // ranks].address)
+
     def _create(self, id: Any, fence: Any) -> None:
         """Begin a run: its owners, its outputs' memory, the place of its takes."""
         spec: PartSpec = fence.run_spec.spec
@@ -236,9 +269,8 @@ class SchedulerShell(SchedulerPlugin):
         owners = assign(spec, len(seats), self._held(fence, spec))
         wanted = [take.key for take in fence.dependents if take.state in _NEEDED]
         takers = Counter(spec.out_number(key[1:]) for key in wanted)
-        actions = self.conductor.create(
-            id, {out: seats[int(owners[out])].seat for out in sorted(takers)}
-        )
+        outs = range(len(owners)) if spec.replicated and takers else sorted(takers)
+        actions = self.conductor.create(id, {out: seats[int(owners[out])].seat for out in outs})
         numbers = tuple(seat.seat for seat in seats)
         self.book.open(self.conductor.runs[id], spec, numbers, len(fence.dependencies), takers)
         for key in wanted:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dask_redist.boxes import Chunks
-from dask_redist.layouts import Layout
+from dask_redist.layouts import Layout, Replicated
 from dask_redist.overlap import Overlap
 
 Index = tuple[int, ...]
@@ -69,6 +69,11 @@ class PartSpec:
     def grid_out(self) -> Index:
         """Output chunks along each axis."""
         return tuple(map(len, self.chunks_out))
+
+    @property
+    def replicated(self) -> bool:
+        """Whether every rank gets the output; then the outputs are numbered by rank."""
+        return isinstance(self.layout, Replicated)
 
     @property
     def n_out(self) -> int:
@@ -125,6 +130,7 @@ class Receipt(NamedTuple):
 
     id: Any
     number: int
+    replicated: bool
 
 
 def fence_key(name: str, part: Index, keep: str | None) -> tuple[Any, ...]:

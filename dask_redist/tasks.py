@@ -53,6 +53,18 @@ class OwnTask(Task):
         return True
 
 
+class CopyTask(OwnTask):
+    """Makes a chunk on its owner from a chunk that every rank has; the conductor pins it."""
+
+    __slots__ = ()
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """The owner, and the number of ranks that there were when the graph was built."""
+        owner, ranks = self.args[:2]
+        return owner, ranks
+
+
 class FenceTask(OwnTask):
     """The fence of one run; the conductor finds it under its key."""
 
@@ -105,7 +117,7 @@ def redistribute(spec: PartSpec, id: Any, contributions: Sequence[int | Held]) -
     rank = _here()
     if rank is None:
         raise RedistError(f"the fence of {spec.name!r} runs where there is no rank")
-    return rank.fence(id, {c for c in contributions if isinstance(c, int)})
+    return rank.fence(id, spec, {c for c in contributions if isinstance(c, int)})
 
 
 def _on_loop() -> bool:
@@ -151,3 +163,8 @@ def assemble(
     for cut, chunk in zip(cuts, chunks, strict=True):
         out[cut.target] = as_declared(chunk, cut.shape, dtype, name, cut.chunk)[cut.source]
     return out
+
+
+def local_copy(owner: int, ranks: int, *pieces: Any) -> NDArray[Any]:
+    """One chunk of an array that every rank has, made by its ``owner``; see :func:`assemble`."""
+    return assemble(*pieces)

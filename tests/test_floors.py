@@ -21,7 +21,7 @@ PACKAGE = ROOT / "dask_redist"
 FLOORS = {
     0: "errors boxes partition grids irregular layouts pieces parts overlap placement",
     1: "syscalls process admission freelist segment block pages arena peers wires",
-    2: "spec assign actions life conductor orders pins roster runbook scheduler "
+    2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
     "holdings lane openruns rank ranks reach run reports config tasks watch",
     3: "relayout layer collections_ connect planning inspection hook preload",
     4: "cli demo report fft cluster bench",

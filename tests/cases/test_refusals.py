@@ -45,7 +45,6 @@ BAD: dict[str, tuple[Any, str]] = {
     "chunks sum": (((3, 4), (8,)), r"\(3, 4\).*shape \(6, 8\)"),
     "chunks axes": ((3, 4, 5), r"\(3, 4, 5\) names 3 axes, the array has 2"),
     "a word": ("no such thing", r"no such thing"),
-    "everywhere": (dr.Replicated(), r"Replicated\(\) is no target"),
 }
 
 
