@@ -209,6 +209,11 @@ async def _put(client: Client, plugin: SchedulerShell | Rank, where: str) -> Non
         raise
 
 
+def is_connected(client: Client) -> bool:
+    """Whether :func:`connect` has ever succeeded with this client."""
+    return client in _connected
+
+
 def ranks_there(client: Client, patience: float) -> Ranks:
     """The ranks that there are at once, possibly none; connects if nobody has.
 

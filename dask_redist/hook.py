@@ -30,7 +30,7 @@ from distributed import Client
 
 from dask_redist import config
 from dask_redist.boxes import Chunks
-from dask_redist.connect import Ranks, find_client, ranks_there
+from dask_redist.connect import Ranks, find_client, is_connected, ranks_there
 from dask_redist.errors import RedistError
 from dask_redist.overlap import Overlap
 from dask_redist.placement import balanced
@@ -281,7 +281,7 @@ def _ranks_for(x: da.Array) -> Ranks | str:
         client = find_client()
     except RedistError as error:
         return str(error)
-    if client in _refused:
+    if client in _refused and not is_connected(client):
         return "this client's cluster could not be connected"
     try:
         ranks = ranks_there(client, PATIENCE)
