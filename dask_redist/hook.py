@@ -253,14 +253,12 @@ def rechunk_p2p(
         return own
     found = _ranks_for(x)
     if isinstance(found, Ranks):
-        source = source_of(x)
-        if source.chunks == chunks:  # there and back again
-            return source
-        if _is_worth(source, chunks, found, settings.policy):
-            owners = balanced(chunks, found.size)
-            return lay(
-                source, Target(chunks, owners, None), found.size, simple=settings.policy == "auto"
-            )
+        x = source_of(x)
+        if x.chunks == chunks:  # there and back again
+            return x
+        if _is_worth(x, chunks, found, settings.policy):
+            target = Target(chunks, balanced(chunks, found.size), None)
+            return lay(x, target, found.size, simple=settings.policy == "auto")
     elif settings.fallback == "error":
         raise RedistError(f'{found}; fallback="dask" takes Dask\'s own rechunk')
     token = _asking.set(True)
