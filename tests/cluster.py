@@ -147,9 +147,8 @@ def placed(
     graph: dict[Any, Any] = {}
     for index, owner in zip(indices, owners, strict=True):
         box = tuple(slice(e[i], e[i + 1]) for e, i in zip(ends, index, strict=True))
-        graph[(name, *index)] = client.submit(
-            np.array, array[box], workers=[addresses[owner]], pure=False
-        )
+        key: Any = (name, *index)  # as a persisted array's: another key would mean one more task
+        graph[key] = client.submit(np.array, array[box], workers=[addresses[owner]], key=key)
     return da.Array(
         HighLevelGraph.from_collections(name, graph, dependencies=[]),
         name,
@@ -236,6 +235,8 @@ class Relayout:
         layer = y.dask.layers[y.name]
         assert isinstance(layer, RedistributeLayer), f"{y.name} is Dask's own rechunk"
         self.names.add(y.name)
+        if layer.name_input != x.name:  # it starts from the input of x, which may run for nobody
+            self.names.discard(x.name)
         return y
 
     def reports(self) -> list[RunReport]:

@@ -38,6 +38,8 @@ def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
         cwd=ROOT,
         env=environment,
         start_new_session=True,
+        # Whoever runs the tests in the background may have told them to ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
