@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from importlib.metadata import version
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -105,7 +105,7 @@ class enable:
                 one, other = CHOICES[name]
                 raise ValueError(f'{name} is {value!r}; it must be "{one}" or "{other}"')
         self.settings = Settings(**given)
-        self._tokens: list[Token[Settings | None]] = []
+        self._entries: list[_Entry] = []
         _install()
         _everywhere.append(self)
 
@@ -124,7 +124,9 @@ class enable:
             _everywhere.remove(self)
         else:  # the same one again
             _install()
-        self._tokens.append(_in_context.set(self.settings))
+        entry = _Entry(self.settings)
+        self._entries.append(entry)
+        _in_context.set((*_open_here(), entry))
         return self
 
     def __exit__(
@@ -133,12 +135,25 @@ class enable:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _in_context.reset(self._tokens.pop())
+        # Contexts can end in any order, and in another thread than the one that they were for.
+        ours = [entry for entry in _open_here() if entry in self._entries]
+        entry = (ours or self._entries)[-1]
+        self._entries.remove(entry)
+        entry.open = False
+        _in_context.set(_open_here())
         _uninstall()
 
 
-#: settings of the innermost context; None: outside of all
-_in_context: ContextVar[Settings | None] = ContextVar("dask_redist.hook", default=None)
+class _Entry:
+    """One block in which a hook is enabled, until it ends."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.open = True
+
+
+#: the blocks around this place, the innermost last
+_in_context: ContextVar[tuple[_Entry, ...]] = ContextVar("dask_redist.hook", default=())
 #: hooks that were enabled by a call
 _everywhere: list[enable] = []
 #: Dask's own choice is being asked
@@ -147,14 +162,16 @@ _asking: ContextVar[bool] = ContextVar("dask_redist.asking", default=False)
 _refused: WeakSet[Client] = WeakSet()
 
 
+def _open_here() -> tuple[_Entry, ...]:
+    return tuple(entry for entry in _in_context.get() if entry.open)
+
+
 def _settings() -> Settings | None:
     """The settings that hold here, if any do."""
     if _asking.get():
         return None
-    here = _in_context.get()
-    if here is None and _everywhere:
-        return _everywhere[-1].settings
-    return here
+    enabled = _open_here() or _everywhere
+    return enabled[-1].settings if enabled else None
 
 
 # ------------------------------------------------------------------- what is put into Dask
