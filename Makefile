@@ -15,7 +15,7 @@ VENV := .venv/python-$(PYTHON_VERSION)
 HAS_DEMO := .venv/demo-$(KEY)
 HAS_TEST := .venv/test-$(KEY)
 
-.PHONY: help demo test test-all lint types docs clean
+.PHONY: help demo test test-all conformance lint types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -28,6 +28,10 @@ test: lint types docs
 
 test-all: lint types docs
 	$(BIN)/python -m pytest --everything
+	$(BIN)/python tests/conformance/passes.py
+
+conformance: $(HAS_TEST)
+	$(BIN)/python tests/conformance/passes.py
 
 lint: $(HAS_TEST)
 	$(BIN)/python -m ruff check

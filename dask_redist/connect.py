@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -202,6 +203,9 @@ async def _put(client: Client, plugin: SchedulerShell | Rank, where: str) -> Non
         await client.register_plugin(plugin)
     except Exception as error:  # Dask passes some of its texts on only
         if "No module named 'dask_redist'" in str(error):
+            if isinstance(plugin, Rank):  # it would keep workers that lack it from joining later
+                with suppress(Exception):
+                    await client.scheduler.unregister_worker_plugin(name=plugin.name)  # type: ignore[union-attr]
             raise RedistError(
                 f"{where} of {client!r} cannot import dask_redist: install it where the scheduler "
                 "and the workers run (pip install dask-redist), and start them again"
@@ -223,10 +227,14 @@ def ranks_there(client: Client, patience: float) -> Ranks:
         As :func:`ranks_of`.
     RunTimeoutError
         Workers that are there did not answer within ``patience`` seconds.
+    TimeoutError
+        The scheduler did not answer.
     """
     if client.asynchronous:
         return ranks_of(client)
-    ranks: Ranks = client.sync(_connect, client, 0, min(patience, config.seconds("timeout")))
+    patience = min(patience, config.seconds("timeout"))
+    # The scheduler is the one who names workers that are late: it gets a little longer.
+    ranks: Ranks = client.sync(_connect, client, 0, patience, callback_timeout=patience + 2)
     return ranks
 
 

@@ -116,9 +116,10 @@ class Roster:
             here = {s.address for s in (*self.ranks.arrived, *self.ranks.seated.values())}
             missing = [w for w in self.scheduler.workers if w not in here]
             if not missing and len(here) >= (1 if n_ranks is None else n_ranks):
-                self.ranks.seal()
+                if here:  # else those who come next are put in order when all are there
+                    self.ranks.seal()
                 seats = tuple(seat.seat for seat in self.ranks.table())
-                if seats == tuple(known):
+                if seats and seats == tuple(known):
                     return {"same": True}
                 with contextlib.suppress(OSError):  # one has left meanwhile: once more
                     return {"ranks": list(map(tuple, self.ranks.table())), **await self._reach()}
