@@ -223,7 +223,6 @@ def test_a_merge_of_neighbours_streams(
         reports = ran()
     assert len(reports) == (y.npartitions if runs else 0)  # each part on its own
     assert {(report.name, report.n_in) for report in reports} <= {(y.name, merge.merged)}
-    print(peak, stock)
     for name, ours, dasks in zip(Peak._fields, peak, stock, strict=True):
         assert ours <= 1.2 * dasks, f"{name}: {ours / MB:.0f} MB, {dasks / MB:.0f} without the hook"
 
