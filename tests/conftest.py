@@ -81,6 +81,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (cluster_of(item)[0], cluster_of(item)[1] or ""))
 
 
+def pytest_collection_finish() -> None:
+    """Let the garbage collection after each of many tests skip what was there before them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
     outcome: Any = yield

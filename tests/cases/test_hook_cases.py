@@ -5,9 +5,7 @@ The reports are data: ``reports``, ``reports_elements``, ``reports_reductions``.
 passes because it quietly took Dask's own rechunk.
 """
 
-import gc
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -46,15 +44,6 @@ SAMPLE = (
 RTOL = {"f2": 2e-3, "f4": 1e-5, "f8": 1e-12, "c8": 1e-5, "c16": 1e-12}
 
 pytestmark = pytest.mark.filterwarnings("ignore:::dask", "ignore:::numpy")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> Iterator[None]:
-    """Let the garbage collection after each of these many tests skip what was there before."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def test_reports_have_ids_of_their_own() -> None:
