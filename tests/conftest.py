@@ -155,14 +155,11 @@ def relayout(request: pytest.FixtureRequest, client: Client) -> Iterator[Relayou
 def _no_leftovers(client: Client) -> None:
     """Fail unless all arenas are empty soon, naming the ranks that hold something."""
     deadline = time.monotonic() + 10
-    while True:
-        gc.collect()
-        held = leftovers(client)
-        if not held:
-            return
+    while held := leftovers(client):
         if time.monotonic() > deadline:
             pytest.fail(f"10 s after the test arenas still hold memory or runs: {held}")
         time.sleep(0.02)
+        gc.collect()  # a failure's frames may hold arrays
 
 
 def _errors(client: Client, erring: bool) -> list[str]:
