@@ -127,8 +127,12 @@ class RedistributeLayer(Layer):
         needs: dict[Any, set[Any]] = {}
         for part, wanted in culled._parts():
             for outputs in [[i] for i in wanted] if self._is_plain(part) else [wanted]:
-                inputs = {(self.name_input, *index) for index in culled._inputs(part, outputs)}
-                needs.update(dict.fromkeys(((self.name, *index) for index in outputs), inputs))
+                keys_out = [(self.name, *index) for index in outputs]
+                needs.update((key, set()) for key in keys_out)
+                # Dask unites all these sets, so one output speaks for those that need the same.
+                needs[keys_out[0]] = {
+                    (self.name_input, *index) for index in culled._inputs(part, outputs)
+                }
         return culled, needs
 
     # ------------------------------------------------------------------------------- tasks
