@@ -121,6 +121,20 @@ def test_a_rank_is_killed(client: Client, tmp_path: Path, moment: str, victim: i
     check_next_run(client)
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_with_a_copy_is_killed(client: Client, victim: int) -> None:
+    y = dr.resplit(da.from_array(VALUES, chunks=(2, -1, -1)), None).persist()
+    wait(y)
+    address = dr.connect(client).addresses[victim]
+    kill(client, victim)
+    until(lambda: address not in client.has_what())
+    assert np.array_equal(client.compute(y).result(timeout=30), VALUES)
+    z = dr.redistribute(y, dr.Slab.X)
+    assert np.array_equal(client.compute(z).result(timeout=30), VALUES)
+    del y, z
+    check_next_run(client)
+
+
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 def test_a_run_is_cancelled(client: Client, tmp_path: Path, moment: str) -> None:
     gate = tmp_path / "gate"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from typing import Any
 
@@ -174,19 +172,6 @@ def test_copies_for_a_key_that_never_comes_go(client: Client) -> None:
     client.run(put, key, workers=others)
     client.run_on_scheduler(forgotten, key, others)
     until(lambda: not any(client.run(lambda dask_worker: list(dask_worker.data)).values()))
-
-
-@pytest.mark.ranks(3)
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_with_a_copy_is_killed(client: Client, victim: int) -> None:
-    y, future = replicated(client)
-    wait(y)
-    seat = dr.connect(client).seats[victim]
-    os.kill(seat.process.pid, signal.SIGKILL)
-    until(lambda: seat.address not in holders(client, future))
-    assert np.array_equal(client.compute(y).result(timeout=30), VALUES)
-    z = dr.redistribute(y, dr.Slab.X)
-    assert np.array_equal(client.compute(z).result(timeout=30), VALUES)
 
 
 @pytest.mark.ranks(2)
