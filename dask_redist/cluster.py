@@ -27,6 +27,8 @@ def local_ranks(n: int) -> Iterator[tuple[Client, Ranks]]:
     """
     # A terminal sends Ctrl-C to all processes. The ranks inherit this mask from the loop's
     # thread and leave it to us, and we heed it once there is a cluster that can be closed.
+    # A stream that an interrupt cut off is reported when it is collected, after the cluster's end.
+    logging.getLogger("distributed.comm.tcp").setLevel(logging.ERROR)
     resource_tracker.ensure_running()  # it would unblock the signal in the thread that starts it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     runner = LoopRunner()

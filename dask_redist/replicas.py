@@ -36,8 +36,11 @@ class Replicas:
         return key in self._kept
 
     def place(self, key: Any, addresses: Sequence[str]) -> None:
-        """Workers have copies of a key whose take returns next."""
+        """Workers have copies of a key whose take returns next, unless it was cancelled."""
         self._placed[key] = addresses
+        ts = self._scheduler.tasks.get(key)
+        if ts is None or ts.state != "processing":  # no transition will tell us of its end
+            self.forget(key)
 
     def in_memory(self, key: Any) -> None:
         """A key is in memory: so are its copies."""
