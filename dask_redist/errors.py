@@ -32,6 +32,10 @@ class AdmissionError(MemoryError, RedistError):
     """A rank has too little memory for the chunks that it would have to hold."""
 
 
+class CrowdedError(AdmissionError):
+    """There would be enough memory if what other tasks use went; the rank asks again later."""
+
+
 class RankLostError(RedistError, RuntimeError):
     """A rank disappeared and the run could not be finished without it."""
 

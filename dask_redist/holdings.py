@@ -43,6 +43,8 @@ class Holdings:
         #: bytes that came in messages, ever
         self.received = 0
         self._worker = worker
+        #: the least memory that the process was seen to use
+        self._least = memory_limit
         self._arena = arena
         self._memory_limit = memory_limit
         self._threads = threads
@@ -56,7 +58,11 @@ class Holdings:
         return len(self._outputs)
 
     async def allocate(self, number: int, spec: bytes, outs: Iterable[int]) -> dict[str, Any]:
-        """Blocks for the outputs ``outs`` of a run: their offsets, or why not."""
+        """Blocks for the outputs ``outs`` of a run: their offsets, or why not.
+
+        ``crowded``: there was room for them once: what takes it now may go, or be spilled, when
+        the outputs of other runs have been taken and tasks have ended.
+        """
         part, takers = pickle.loads(spec)
         outs = list(outs)
         shapes = (part.out_shape(part.local_out(out)) for out in outs)
@@ -71,7 +77,7 @@ class Holdings:
             finally:
                 self._promised -= needed
         except MemoryError as error:
-            return {"error": str(error)}
+            return {"error": str(error), "crowded": needed <= self._limit - self._least}
         if number not in self._freed:
             # Of a replicated output a rank has one copy, under the number that its writers know.
             blocks_of = {out % part.n_out: b for out, b in zip(outs, blocks, strict=True)}
@@ -88,13 +94,11 @@ class Holdings:
         """
         if not self._worker.memory_manager.memory_limit:
             return
-        # Outputs cannot be spilled before they are taken, and a paused worker takes nothing.
-        pause = self._worker.memory_manager.memory_pause_fraction or 1.0
-        terminate = dask.config.get("distributed.worker.memory.terminate") or 1.0
-        limit = int((min(pause, terminate) - SLACK) * self._memory_limit)
         data: Any = self._worker.data
         while True:
-            there = limit - self._worker.monitor.get_process_memory() - self._promised
+            used = self._worker.monitor.get_process_memory()
+            self._least = min(self._least, used)
+            there = self._limit - used - self._promised
             if needed <= there + self._arena.idle:
                 return
             if not getattr(data, "fast", None) or data.evict() <= 0:  # all that Dask could spill
@@ -105,6 +109,14 @@ class Holdings:
             f"({format_bytes(max(there, 0))}) are there under its memory limit of "
             f"{format_bytes(self._memory_limit)}; use more or larger workers, or smaller arrays"
         )
+
+    @property
+    def _limit(self) -> int:
+        """Bytes that the process may use."""
+        # Outputs cannot be spilled before they are taken, and a paused worker takes nothing.
+        pause = self._worker.memory_manager.memory_pause_fraction or 1.0
+        terminate = dask.config.get("distributed.worker.memory.terminate") or 1.0
+        return int((min(pause, terminate) - SLACK) * self._memory_limit)
 
     def take(self, number: int, index: Index) -> NDArray[Any] | None:
         """The output chunk ``index``, once; None where it is not here (any more)."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from dask_redist.actions import Action, Allocate, Close, Free, Prove, Ticket, Vote
 from dask_redist.conductor import Conductor
-from dask_redist.errors import AdmissionError, RunTimeoutError, has_left
+from dask_redist.errors import AdmissionError, CrowdedError, RunTimeoutError, has_left
 from dask_redist.ranks import Seat
 from dask_redist.roster import Roster
 from dask_redist.runbook import RunBook
@@ -91,7 +91,8 @@ class Orders:
                 if "offsets" in reply:
                     offsets = dict(zip(outputs, reply["offsets"], strict=True))
                     return self.act(self.conductor.allocated(number, seat_number, offsets))
-                error = AdmissionError(f"{self.roster.name(seat)} {reply['error']}")
+                kind = CrowdedError if reply["crowded"] else AdmissionError
+                error = kind(f"{self.roster.name(seat)} {reply['error']}")
         except Exception as failure:
             error = None if has_left(failure) else failure
         self.act(self.conductor.not_allocated(number, seat_number, error))

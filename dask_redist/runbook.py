@@ -42,7 +42,6 @@ class RunBook:
             run.number, spec.name, layout, len(seats), n_in, len(run.owners), seats=seats
         )
         self._live[run.number] = report
-        self.reports.append(report)
         several = {out: count for out, count in takers.items() if count > 1}
         self._spec_bytes[run.number] = pickle.dumps((spec, several))
 
@@ -63,6 +62,7 @@ class RunBook:
             table = RunTable(run.id, run.number, spec, owners, offsets, holders)
             self._tables[run.number] = pickle.dumps(table)
             self.mark(run.number, "create")
+            self.reports.append(self._live[run.number])
         return self._tables[run.number]
 
     def mark(self, number: int, stage: str) -> None:

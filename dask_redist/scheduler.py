@@ -24,7 +24,8 @@ from dask_redist import config
 from dask_redist.actions import AGAIN, Action, Answer, Recompute
 from dask_redist.assign import assign
 from dask_redist.conductor import Conductor
-from dask_redist.errors import AdmissionError, dump
+from dask_redist.crowd import Crowd
+from dask_redist.errors import AdmissionError, CrowdedError, dump
 from dask_redist.orders import Orders
 from dask_redist.pins import Pins
 from dask_redist.ranks import Seat
@@ -54,6 +55,7 @@ class SchedulerShell(SchedulerPlugin):
         self.book = RunBook()
         self.pins = Pins(scheduler)
         self.replicas = Replicas(scheduler)
+        self.crowd = Crowd(scheduler, self.roster.timeout)
         self.orders = Orders(self.conductor, self.roster, self.book, self._act)
         self._requests: dict[Any, asyncio.Future[Any]] = {}
         self._count = itertools.count()
@@ -79,6 +81,7 @@ class SchedulerShell(SchedulerPlugin):
         """Stop what is under way."""
         self.orders.cancel()
         self.watch.cancel()
+        self.crowd.cancel()
 
     # ---------------------------------------------------------------------- asked by clients
     async def _owners(self, keys: Collection[Any], timeout: float) -> dict[str, Any]:
@@ -137,6 +140,13 @@ class SchedulerShell(SchedulerPlugin):
         if id not in self.conductor.runs:
             self._create(id, fence)
         value = await self._request(lambda r: self.conductor.join(id, seat, r))
+        if isinstance(value, CrowdedError):
+            if self.crowd.park(id, key):
+                return {"stray": True}
+            value = AdmissionError(
+                f"{value}; no task has ended for {self.roster.timeout:g} s (redist.timeout)"
+            )
+        self.crowd.leave(id)
         if isinstance(value, Exception):
             return {"error": dump(value)}
         run = self.conductor.runs.get(id)
@@ -212,6 +222,7 @@ class SchedulerShell(SchedulerPlugin):
     ) -> None:
         """The end of a fence is the end of its run."""
         if finish == "memory":
+            self.crowd.moved()
             if start == "processing" and isinstance(key, tuple):
                 self.roster.computed(key, kwargs["worker"])
             self.replicas.in_memory(key)
@@ -221,6 +232,7 @@ class SchedulerShell(SchedulerPlugin):
             self.replicas.forget(key)
         if finish in ("released", "erred", "forgotten") and key in self.book.specs:
             self._act(self.conductor.gone(key))
+            self.crowd.leave(key)
             if finish == "forgotten":
                 self.conductor.forget(key)
                 self._failed.pop(key, None)

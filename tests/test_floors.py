@@ -22,7 +22,7 @@ FLOORS = {
     0: "errors boxes partition grids irregular layouts pieces parts overlap placement",
     1: "syscalls process admission freelist segment block pages arena peers wires",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
-    "holdings lane openruns rank ranks reach run reports config tasks watch",
+    "crowd holdings lane openruns rank ranks reach run reports config tasks watch",
     3: "relayout layer collections_ connect planning inspection hook preload",
     4: "cli demo report fft cluster bench",
     5: "__init__",  # the public namespace: may import all

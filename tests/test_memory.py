@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import psutil
@@ -128,6 +130,60 @@ def test_too_little_memory_is_said_before_anything_moves() -> None:
         z = dr.redistribute(da.from_array(small, chunks=3), dr.Slab.Y)
         assert np.array_equal(z.compute(), small)
         until(lambda: all(a["in_use"] == 0 and a["runs"] == 0 for a in arenas(client)))
+
+
+def held_up(chunk: np.ndarray, gate: str, block_id: tuple[int, ...] = ()) -> np.ndarray:
+    while block_id[0] == 0 and not Path(gate).exists():
+        time.sleep(0.02)
+    return chunk
+
+
+@contextmanager
+def a_run_that_is_held_up(gate: Path) -> Iterator[tuple[Client, da.Array, da.Array]]:
+    """A client, an array of which there is room for one, and its redistribution under way."""
+    with limited(600 * MIB) as client:
+        x = field(320 * MIB, 64)
+        held = da.map_blocks(held_up, x, gate=str(gate), dtype="f8")
+        y = dr.redistribute(held, dr.Slab.Y).persist()
+        until(lambda: len(dr.runs()) == 1)
+        yield client, x, y
+
+
+def test_outputs_that_wait_to_be_taken_are_waited_for(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with a_run_that_is_held_up(gate) as (client, x, first):
+        second = dr.redistribute(x + 1, dr.Slab.Y).persist()
+        time.sleep(2)
+        assert all(future.status == "pending" for future in client.futures_of(second))
+        assert len(dr.runs()) == 1  # what was not begun is no run
+        third = dr.redistribute(x + 2, dr.Slab.Y).persist()
+        time.sleep(0.5)
+        client.cancel(third)  # while it waits
+        gate.touch()
+        index = np.arange(x.size, dtype="f8").reshape(x.shape)
+        assert np.array_equal(second[::7].compute(), index[::7] + 1)
+        assert np.array_equal(first[::7].compute(), index[::7])
+        assert len(dr.runs()) == 2
+        del first, second, third
+        until(lambda: all(a["in_use"] == 0 and a["runs"] == 0 for a in arenas(client)))
+
+
+def test_outputs_that_nobody_takes_are_not_waited_for_without_end(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with (
+        dask.config.set({"redist.timeout": "3s"}),
+        a_run_that_is_held_up(gate) as (_, x, first),
+    ):
+        sevens = da.full(x.shape, 7.0, chunks=x.chunks)
+        with pytest.raises(
+            dr.AdmissionError, match=r"needs 167772160 bytes.* no task has ended for 3 s \(redist"
+        ):
+            dr.redistribute(sevens, dr.Slab.Y).compute()
+        gate.touch()
+        wait(first)
+        assert (dr.redistribute(sevens, dr.Slab.Y)[::7].compute() == 7.0).all()
+        index = np.arange(x.size, dtype="f8").reshape(x.shape)
+        assert np.array_equal(first[::7].compute(), index[::7])
 
 
 def test_managed_memory_is_spilled_to_make_room() -> None:
