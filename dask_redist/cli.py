@@ -1,30 +1,37 @@
-"""The command ``dask-redist``: ``info`` looks at a cluster, ``demo`` shows a redistribution work.
+"""The command ``dask-redist``: look at a cluster, see a redistribution work, measure it.
 
-This is the one module that prints. Both commands close what they opened, on Ctrl-C too; what a
+This is the one module that prints. All commands close what they opened, on Ctrl-C too; what a
 user can mend ends as one line and exit code 1.
 """
 
 from __future__ import annotations
 
+import json
 import platform
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 from dask.utils import format_bytes, parse_bytes
 from distributed import Client
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dask_redist import demo as show
+from dask_redist.bench import DASKS, GRAPH, Result, changes, compare, picture
+from dask_redist.bench import WAYS as BENCH_WAYS
 from dask_redist.cluster import local_ranks, ranks_at
 from dask_redist.connect import Ranks
 from dask_redist.errors import RedistError
+from dask_redist.field import Shape
+from dask_redist.race import COPY, OURS
 
 IO = "pip install 'dask-redist[io]'"
 FILES = "reads and writes Zarr and NetCDF files"
@@ -77,7 +84,7 @@ def in_plain_words(ranks: Ranks) -> list[str]:
     return words
 
 
-def shape_of(nbytes: int) -> show.Shape:
+def shape_of(nbytes: int) -> Shape:
     """A shape (2n, n, n), or nearly, of about so many bytes of float64.
 
     Examples
@@ -105,25 +112,40 @@ def main() -> None:
 
 
 # -------------------------------------------------------------------------------------- info
+def _on_a_cluster(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which cluster, or how many ranks to start here."""
+    at = click.option("--scheduler", metavar="ADDRESS", help="Use the cluster of this scheduler.")
+    file = click.option(
+        "--scheduler-file",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False),
+        help="Use the cluster that this file describes.",
+    )
+    here = click.option("--ranks", type=click.IntRange(1), help="Else: start so many here (2).")
+    return at(file(here(command)))
+
+
+def _cluster(
+    scheduler: str | None, scheduler_file: str | None, ranks: int | None
+) -> AbstractContextManager[tuple[Client, Ranks]]:
+    """The cluster that the options name."""
+    if sum(option is not None for option in (scheduler, scheduler_file, ranks)) > 1:
+        raise click.UsageError("give one of --scheduler, --scheduler-file and --ranks")
+    if scheduler or scheduler_file:
+        return ranks_at(scheduler, scheduler_file)
+    return local_ranks(ranks or 2)
+
+
 @main.command()
-@click.option("--scheduler", metavar="ADDRESS", help="Look at the cluster of this scheduler.")
-@click.option(
-    "--scheduler-file",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Look at the cluster that this file describes.",
-)
-@click.option("--ranks", type=click.IntRange(1), help="Without a cluster: start so many (2).")
+@_on_a_cluster
 def info(scheduler: str | None, scheduler_file: str | None, ranks: int | None) -> None:
     """Ranks, wires, memory, and what is installed; of a cluster, or of ranks started here.
 
     On a cluster, every worker becomes a rank and stays one; nothing else changes.
     """
-    if sum(option is not None for option in (scheduler, scheduler_file, ranks)) > 1:
-        raise click.UsageError("give one of --scheduler, --scheduler-file and --ranks")
+    cluster = _cluster(scheduler, scheduler_file, ranks)
     console = Console()
     elsewhere = scheduler or scheduler_file
-    cluster = ranks_at(scheduler, scheduler_file) if elsewhere else local_ranks(ranks or 2)
     with _one_line_errors(), cluster as (_, found):
         where = f"at {elsewhere}" if elsewhere else "started on 127.0.0.1 for this look"
         console.print(f"{_ranks_in_words(found)}, {escape(where)}", soft_wrap=True)
@@ -169,27 +191,38 @@ def _package_table() -> Table:
 @click.option("--size", default="256 MiB", show_default=True, help="Bytes of the raced field.")
 def demo(ranks: int, size: str) -> None:
     """Real maps become time series; then a race against Dask, checked element by element."""
+    nbytes = _bytes(size)
+    with _one_line_errors():
+        show.require_extras()
+    with _one_line_errors(), _progress() as progress:
+        task = progress.add_task("starting ranks", total=show.TICKS + 1)
+        with local_ranks(ranks) as (client, found):
+            _six_fit(found, nbytes, size)
+            _demo(client, found, shape_of(nbytes), progress, task)
+
+
+def _bytes(size: str) -> int:
     try:
-        nbytes = parse_bytes(size)
+        nbytes: int = parse_bytes(size)
     except ValueError as error:
         raise click.BadParameter(f'{size!r} is no size such as "256 MiB"') from error
     if nbytes < 2**16:
         raise click.BadParameter(f"{size} is too little to share out: at least 64 KiB")
+    return nbytes
+
+
+def _six_fit(ranks: Ranks, nbytes: int, size: str) -> None:
+    if 6 * nbytes > (limit := sum(seat.memory_limit for seat in ranks.seats)):
+        fits = format_bytes(limit // 6)
+        raise RedistError(f"six fields of {size} do not fit in memory: use --size {fits!r}")
+
+
+def _progress() -> Progress:
     bar = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with _one_line_errors():
-        show.require_extras()
-    with _one_line_errors(), Progress(*bar, console=Console(), transient=True) as progress:
-        task = progress.add_task("starting ranks", total=show.TICKS + 1)
-        with local_ranks(ranks) as (client, found):
-            if 6 * nbytes > (limit := sum(seat.memory_limit for seat in found.seats)):
-                fits = format_bytes(limit // 6)
-                raise RedistError(f"six fields of {size} do not fit in memory: use --size {fits!r}")
-            _demo(client, found, shape_of(nbytes), progress, task)
+    return Progress(*bar, console=Console(), transient=True)
 
 
-def _demo(
-    client: Client, ranks: Ranks, shape: show.Shape, progress: Progress, task: TaskID
-) -> None:
+def _demo(client: Client, ranks: Ranks, shape: Shape, progress: Progress, task: TaskID) -> None:
     console = progress.console
     console.print(_ranks_in_words(ranks))
     progress.update(task, description="real data")
@@ -219,7 +252,7 @@ def _race_table(steps: list[show.Step]) -> Table:
     for column in ("seconds", "GB/s", "ratio"):
         table.add_column(column, justify="right")
     for step in steps:
-        fastest = min((w for w in show.WAYS if w != show.COPY), key=lambda w: step.seconds[w])
+        fastest = min((w for w in show.WAYS if w != COPY), key=lambda w: step.seconds[w])
         for way, seconds in step.seconds.items():
             table.add_row(
                 f"{step.source} -> {step.target}" if way == show.WAYS[0] else "",
@@ -235,12 +268,90 @@ def _race_table(steps: list[show.Step]) -> Table:
 
 def verdict(steps: list[show.Step]) -> str:
     """Who won, in one sentence."""
-    ratios = [step.ratio(show.OURS) for step in steps]
+    ratios = [step.ratio(OURS) for step in steps]
     won = sum(ratio > 1 for ratio in ratios)
     if won == len(ratios):
         fewest, most = min(ratios), max(ratios)
         return f"dask_redist won every step: {fewest:.1f} to {most:.1f} times as fast as Dask"
     return f"dask_redist won {won} of {len(ratios)} steps; Dask was faster in the others"
+
+
+# ------------------------------------------------------------------------------------- bench
+@main.command()
+@_on_a_cluster
+@click.option("--size", default="512 MiB", show_default=True, help="Bytes of the field.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--only", default="", metavar="TEXT", help="Only changes whose name has this in it.")
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw the seconds.")
+def bench(
+    scheduler: str | None,
+    scheduler_file: str | None,
+    ranks: int | None,
+    size: str,
+    rounds: int,
+    only: str,
+    file: Path | None,
+    png: Path | None,
+) -> None:
+    """Measure changes of layout against Dask's ways, and against what is possible here.
+
+    Slabs, pencils, uneven fields and slices, with one chunk a rank and with 32; persisted input to
+    persisted output, warm, medians of interleaved rounds; every way's result is checked.
+    """
+    cluster = _cluster(scheduler, scheduler_file, ranks)
+    nbytes = _bytes(size)
+    results = []
+    with _one_line_errors(), _progress() as progress, cluster as (client, found):
+        _six_fit(found, nbytes, size)
+        wanted = [change for change in changes(nbytes, found.size) if only in str(change)]
+        if not wanted:
+            names = "; ".join(map(str, changes(nbytes, found.size)))
+            raise RedistError(f"no change has {only!r} in its name: {names}")
+        progress.console.print(_ranks_in_words(found))
+        task = progress.add_task("", total=len(wanted) * (rounds + 1) * len(BENCH_WAYS))
+        for change in wanted:
+            progress.update(task, description=str(change))
+            results.append(compare(client, found, change, rounds, lambda: progress.advance(task)))
+        if png is not None:
+            picture(results, png)
+    if file is not None:
+        file.write_text(json.dumps([result.as_json() for result in results], indent=1) + "\n")
+    console = Console()
+    console.print(_bench_table(results), _stage_table(results), sep="\n")
+    console.print(
+        "32:32 is chunks before and after\n"
+        f"x Dask: how many times as fast as the faster of {DASKS[0]} and {DASKS[2]}\n"
+        f"/ floor: over {GRAPH} (as many tasks that do nothing) + copy (of the bytes, all at once)",
+        soft_wrap=True,
+        emoji=False,
+    )
+
+
+def _table(title: str) -> Table:
+    return Table("change", title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
+
+
+def _bench_table(results: list[Result]) -> Table:
+    table = _table(f"milliseconds, medians of {results[0].rounds} rounds")
+    for column in (*BENCH_WAYS, "x Dask", "/ floor"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for result in results:
+        seconds = (f"{1e3 * result.seconds[way]:.0f}" for way in BENCH_WAYS)
+        over = result.over_floor
+        table.add_row(result.change, *seconds, f"{result.ratio:.2f}", f"{over:.2f}")
+    return table
+
+
+def _stage_table(results: list[Result]) -> Table:
+    """Where the time of ours went: what the client does, then the stages of the runs."""
+    table = _table("where the milliseconds of ours went")
+    stages = list(results[0].stages)
+    for stage in stages:
+        table.add_column(stage, justify="right", no_wrap=True)
+    for result in results:
+        table.add_row(result.change, *(f"{1e3 * result.stages[s]:.1f}" for s in stages))
+    return table
 
 
 if __name__ == "__main__":

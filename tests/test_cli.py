@@ -20,7 +20,9 @@ from distributed import Client, LocalCluster
 from dask_redist import cli, cluster, demo
 from dask_redist.connect import Ranks, connect
 from dask_redist.errors import RedistError
+from dask_redist.field import check_field, indexed_field
 from dask_redist.grids import Layout, Slab
+from dask_redist.race import OURS
 from dask_redist.relayout import redistribute
 
 ROOT = Path(__file__).parent.parent
@@ -240,7 +242,7 @@ def test_series_without_a_collective(client: Client, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("layout", [Slab.X, Slab.Y, Slab.Z], ids=repr)
 def test_the_field_is_its_index(layout: Layout, ranks: int) -> None:
     shape = (7, 5, 11)
-    field = demo.indexed_field(shape, layout, ranks).compute(scheduler="sync")
+    field = indexed_field(layout.chunks(shape, ranks)).compute(scheduler="sync")
     assert field.dtype == np.float64
     assert (field == np.arange(7 * 5 * 11).reshape(shape)).all()
 
@@ -251,21 +253,21 @@ def laid_out(client: Client, field: Any) -> Any:
 
 def test_check_field(client: Client) -> None:
     shape = (5, 7, 4)
-    field = demo.indexed_field(shape, Slab.X, 3)
-    assert demo.check_field(client, laid_out(client, field), Slab.Y, 3) == 140
+    field = indexed_field(Slab.X.chunks(shape, 3))
+    assert check_field(client, laid_out(client, field), Slab.Y, 3) == 140
     one_wrong = da.where(field == 139, 0, field)
     with pytest.raises(RedistError, match=r"1 of 140 elements are wrong in Slab\.Y"):
-        demo.check_field(client, laid_out(client, one_wrong), Slab.Y, 3)
+        check_field(client, laid_out(client, one_wrong), Slab.Y, 3)
     with pytest.raises(RedistError, match=r"elements are wrong in Slab\.Y"):
-        demo.check_field(client, laid_out(client, field[::-1]), Slab.Y, 3)
+        check_field(client, laid_out(client, field[::-1]), Slab.Y, 3)
 
 
 def test_check_field_knows_the_owners(client: Client) -> None:
-    field = demo.indexed_field((5, 7, 4), Slab.Y, 3)
+    field = indexed_field(Slab.Y.chunks((5, 7, 4), 3))
     first = connect(client).addresses[0]
     here = client.persist(field, workers=[first], allow_other_workers=False, optimize_graph=False)
     with pytest.raises(RedistError, match=r"chunk \(0, 1, 0\) is on rank 0; Slab\.Y names rank 1"):
-        demo.check_field(client, here, Slab.Y, 3)
+        check_field(client, here, Slab.Y, 3)
 
 
 # ---- What is said. ----
@@ -278,7 +280,7 @@ def step(ours: float, p2p: float, tasks: float) -> demo.Step:
 
 def test_the_verdict_is_honest() -> None:
     won, lost = step(1.0, 4.0, 2.0), step(1.0, 0.5, 2.0)
-    assert won.ratio(demo.OURS) == 2.0
+    assert won.ratio(OURS) == 2.0
     assert won.ratio("Dask tasks") == 1.0
     assert cli.verdict([won, won]) == "dask_redist won every step: 2.0 to 2.0 times as fast as Dask"
     assert cli.verdict([won, lost]) == "dask_redist won 1 of 2 steps; Dask was faster in the others"
