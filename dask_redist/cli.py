@@ -280,6 +280,7 @@ def verdict(steps: list[show.Step]) -> str:
 @main.command()
 @_on_a_cluster
 @click.option("--size", default="512 MiB", show_default=True, help="Bytes of the field.")
+@click.option("--chunks", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--only", default="", metavar="TEXT", help="Only changes whose name has this in it.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON.")
@@ -289,6 +290,7 @@ def bench(
     scheduler_file: str | None,
     ranks: int | None,
     size: str,
+    chunks: int,
     rounds: int,
     only: str,
     file: Path | None,
@@ -296,17 +298,18 @@ def bench(
 ) -> None:
     """Measure changes of layout against Dask's ways, and against what is possible here.
 
-    Slabs, pencils, uneven fields and slices, with one chunk a rank and with 32; persisted input to
-    persisted output, warm, medians of interleaved rounds; every way's result is checked.
+    Slabs, pencils, uneven fields and slices, with one chunk a rank and with --chunks of them;
+    persisted input to persisted output, warm, medians of interleaved rounds; all is checked.
     """
     cluster = _cluster(scheduler, scheduler_file, ranks)
     nbytes = _bytes(size)
     results = []
     with _one_line_errors(), _progress() as progress, cluster as (client, found):
         _six_fit(found, nbytes, size)
-        wanted = [change for change in changes(nbytes, found.size) if only in str(change)]
+        every = changes(nbytes, found.size, chunks)
+        wanted = [change for change in every if only in str(change)]
         if not wanted:
-            names = "; ".join(map(str, changes(nbytes, found.size)))
+            names = "; ".join(map(str, every))
             raise RedistError(f"no change has {only!r} in its name: {names}")
         progress.console.print(_ranks_in_words(found))
         task = progress.add_task("", total=len(wanted) * (rounds + 1) * len(BENCH_WAYS))
