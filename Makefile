@@ -4,13 +4,13 @@
 #   make test      lint, types, docs and the test suite, as CI runs them
 #
 # Both live in one .venv. A stamp in it says which packages are in; its name depends on
-# pyproject.toml, the place of the checkout and the Python, so that a second run installs
-# nothing and opens no network connection.
+# pyproject.toml, what is compiled, the place of the checkout and the Python, so that a second run
+# installs nothing and opens no network connection.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null)
-KEY := $(shell (cat pyproject.toml; pwd; echo $(PYTHON_VERSION)) | cksum | cut -d' ' -f1)
+KEY := $(shell (cat pyproject.toml hatch_build.py dask_redist/_stream.c; pwd; echo $(PYTHON_VERSION)) | cksum | cut -d' ' -f1)
 VENV := .venv/python-$(PYTHON_VERSION)
 HAS_DEMO := .venv/demo-$(KEY)
 HAS_TEST := .venv/test-$(KEY)
@@ -45,6 +45,7 @@ docs: $(HAS_TEST)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 clean:
+	rm -f dask_redist/_stream.so
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist docs/_build docs/generated
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

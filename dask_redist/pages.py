@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dask_redist import stream
 from dask_redist.segment import Bytes, part
 from dask_redist.syscalls import drop_mapped
 
@@ -153,7 +154,7 @@ class PageBudget:
     ) -> None:
         keys = [slot * _SLOT + granule for granule in granules]
         mark = self._register(slot, keys)
-        np.copyto(target, piece)
+        stream.copy(target, piece)
         if mark != self._dropped:  # another thread may have dropped what was being written
             self._register(slot, keys)
 

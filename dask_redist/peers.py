@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dask_redist import stream
 from dask_redist.arena import Arena, arena_here
 from dask_redist.pages import PageBudget
 from dask_redist.segment import CREDITS, NONCE, ArenaCard, Bytes, map_file, part, view_bytes
@@ -128,7 +129,7 @@ class Peer:
                 counters[writer % len(counters)] += nbytes
 
     def _copy(self, target: NDArray[Any], piece: NDArray[Any]) -> None:
-        np.copyto(target, piece)
+        stream.copy(target, piece)
 
     def close(self) -> None:
         """Unmap the peer's memory, as soon as writes that are under way have ended."""

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "dask_redist"
 
 FLOORS = {
     0: "errors boxes partition grids irregular layouts pieces parts overlap placement",
-    1: "syscalls process admission freelist segment block pages arena peers wires",
+    1: "stream syscalls process admission freelist segment block pages arena peers wires",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch",
     3: "relayout layer collections_ connect planning inspection hook preload",
