@@ -14,8 +14,9 @@ KEY := $(shell (cat pyproject.toml hatch_build.py dask_redist/_stream.c; pwd; ec
 VENV := .venv/python-$(PYTHON_VERSION)
 HAS_DEMO := .venv/demo-$(KEY)
 HAS_TEST := .venv/test-$(KEY)
+RESULTS := benchmarks/results
 
-.PHONY: help demo test test-all conformance lint types docs clean
+.PHONY: help demo test test-all bench conformance lint types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -29,6 +30,17 @@ test: lint types docs
 test-all: lint types docs
 	$(BIN)/python -m pytest --everything
 	$(BIN)/python tests/conformance/passes.py
+
+# Takes most of an hour; the machine should do nothing else meanwhile.
+bench: $(HAS_TEST)
+	mkdir -p $(RESULTS)
+	for ranks in 2 4; do for mib in 512 1024; do $(BIN)/dask-redist bench --ranks $$ranks \
+	  --size "$$mib MiB" --json $(RESULTS)/bench-$$ranks-$$mib.json \
+	  --png $(RESULTS)/bench-$$ranks-$$mib.png || exit 1; done; done
+	$(BIN)/dask-redist bench --ranks 4 --size "1 MiB" --chunks 64 --rounds 20 \
+	  --only "Slab.X -> Slab.Y" --json $(RESULTS)/small.json
+	for script in exchange cold peak graph_build datasets; do \
+	  $(BIN)/python benchmarks/$$script.py --json $(RESULTS)/$$script.json || exit 1; done
 
 conformance: $(HAS_TEST)
 	$(BIN)/python tests/conformance/passes.py
