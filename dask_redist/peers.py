@@ -115,7 +115,15 @@ class Peer:
         NotAttached
             The peer is closed.
         """
-        target = part(self.view(offset, shape, dtype), target_slices)
+        self.put(self.view(offset, shape, dtype), target_slices, piece)
+
+    def put(
+        self, view: NDArray[Any], target_slices: tuple[slice, ...], piece: NDArray[Any]
+    ) -> None:
+        """Write a piece to its place in a `view` of this peer; see `write`."""
+        if self._memory is None:
+            raise NotAttached(errno.ESHUTDOWN, "the peer is closed: nothing is written")
+        target = part(view, target_slices)
         piece = matching(piece, target.shape, target.dtype)
         if target.nbytes:
             self._copy(target, piece)

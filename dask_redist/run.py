@@ -129,6 +129,7 @@ class RankRun:
         self._offsets: list[int] = table.offsets.tolist()
         self._wire_to = wire_to
         self._wires: dict[int, Wire] = {}
+        self._known: dict[Index, list[tuple[int, Wire, Place]]] = {}
         self._lock = threading.Lock()
 
     def contribute(self, index: Index, chunk: Any) -> None:
@@ -138,17 +139,14 @@ class RankRun:
         with self.gate.enter():
             start = time.perf_counter()
             tally = Tally()
-            for piece in spec.overlap.pieces_of_input(spec.local_in(index)):
-                out = spec.flat_out(piece.chunk)
-                for copy in range(out, len(self._seats), spec.n_out):
-                    if (seat := self._seats[copy]) < 0:
-                        continue  # nobody wants it
-                    wire = self._wire(seat)
-                    offset = self._offsets[copy]
-                    place = Place(out, offset, spec.out_shape(piece.chunk), spec.dtype)
-                    wire.write(place, piece.target, array[piece.source])
-                    tally.sent[seat] += piece.size * spec.dtype.itemsize
-                    tally.wires[wire.name] += piece.size * spec.dtype.itemsize
+            itemsize = spec.dtype.itemsize
+            for chunk_out, source, target, size in spec.overlap.pieces_of_input(
+                spec.local_in(index)
+            ):
+                for seat, wire, place in self._places(chunk_out):
+                    wire.write(place, target, array[source])
+                    tally.sent[seat] += size * itemsize
+                    tally.wires[wire.name] += size * itemsize
                     tally.pieces += 1
             tally.writing = time.perf_counter() - start
             with self._lock:
@@ -163,6 +161,20 @@ class RankRun:
         """Send what is held back."""
         for wire in self._wires.values():
             wire.flush()
+
+    def _places(self, chunk: Index) -> list[tuple[int, Wire, Place]]:
+        """Where the copies of an output chunk are that somebody wants: seat, wire, place."""
+        places = self._known.get(chunk)
+        if places is None:
+            spec, out = self.table.spec, self.table.spec.flat_out(chunk)
+            places = [
+                (seat, self._wire(seat), Place(out, self._offsets[copy], shape, spec.dtype))
+                for shape in [spec.out_shape(chunk)]
+                for copy in range(out, len(self._seats), spec.n_out)
+                if (seat := self._seats[copy]) >= 0
+            ]
+            self._known[chunk] = places
+        return places
 
     def _wire(self, seat: int) -> Wire:
         wire = self._wires.get(seat)

@@ -78,9 +78,13 @@ class MemoryWire:
         self.name = peer.wire
         self.held = 0
         self._peer = peer
+        self._views: dict[Place, NDArray[Any]] = {}
 
     def write(self, place: Place, target_slices: tuple[slice, ...], piece: NDArray[Any]) -> None:
-        self._peer.write(place.offset, place.shape, place.dtype, target_slices, piece)
+        view = self._views.get(place)
+        if view is None:
+            view = self._views[place] = self._peer.view(place.offset, place.shape, place.dtype)
+        self._peer.put(view, target_slices, piece)
 
     def flush(self) -> None:
         """Nothing: every write has arrived already."""
