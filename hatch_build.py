@@ -1,7 +1,8 @@
 """Compile the one C file of the package, which is optional, when it is installed."""
 
 import os
-import shutil
+import platform
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,16 @@ class StreamHook(BuildHookInterface[Any]):
         """Called before a wheel is built, also that of an editable install."""
         source = Path(self.root, "dask_redist", "_stream.c")
         target = source.with_suffix(".so")
-        compiler = shutil.which(os.environ.get("CC", "cc"))
-        if compiler is None:
-            self.app.display_warning("no C compiler: copies will not go past the cache")
-            return
-        options = ["-O2", "-shared", "-fPIC"]
-        command = [compiler, *options, "-o", str(target), str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            self.app.display_warning(f"{' '.join(command)} failed: {done.stderr}")
+        target.unlink(missing_ok=True)
+        if platform.machine() != "x86_64":
+            return  # it would be memcpy
+        command = shlex.split(os.environ.get("CC") or "cc")
+        command += ["-O2", "-shared", "-fPIC", "-o", str(target), str(source)]
+        try:
+            subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = getattr(error, "stderr", error)
+            self.app.display_warning(f"copies will not go past the cache: {command}: {said}")
             return
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

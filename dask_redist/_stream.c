@@ -4,13 +4,14 @@ An ordinary store first reads the line that it will overwrite; a stream past the
 copy of much more than the cache holds moves two thirds of the bytes. memcpy does the same only for
 single copies of many megabytes, and the rows of a box are shorter than that.
 
+The only machine for which it is made is x86-64; on others memcpy would do as well.
+
     cc -O2 -shared -fPIC -o _stream.so _stream.c
 */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__)
 #include <emmintrin.h>
 
 static void row(char *to, const char *from, size_t length)
@@ -37,12 +38,6 @@ static void row(char *to, const char *from, size_t length)
     memcpy(to, from, length);
 }
 
-#define DONE _mm_sfence()
-#else
-#define row memcpy
-#define DONE (void)0
-#endif
-
 static void box(char *to, const char *from, int ndim, const ptrdiff_t *shape,
                 const ptrdiff_t *to_strides, const ptrdiff_t *from_strides, size_t length)
 {
@@ -61,5 +56,5 @@ void dask_redist_stream(char *to, const char *from, int ndim, const ptrdiff_t *s
                         const ptrdiff_t *to_strides, const ptrdiff_t *from_strides, size_t length)
 {
     box(to, from, ndim, shape, to_strides, from_strides, length);
-    DONE;
+    _mm_sfence();
 }

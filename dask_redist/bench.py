@@ -6,8 +6,8 @@ the rounds after the first. What each way makes first is checked: every element 
 ``ours`` is the hook with ``policy="always"``, ``auto`` the default policy; ``p2p`` (in memory, and
 over the disk) and ``tasks`` are Dask's. Two ways move nothing. The ``graph`` has the keys and the
 dependencies of ours and its tasks do nothing: what Dask takes for that many tasks. The ``copy`` is
-all ranks copying as many bytes at once. Their sum is the *floor*: nothing that is made of Dask
-tasks can be faster.
+all ranks copying as many bytes at once. Their sum is the *floor*: what a change of layout that is
+made of so many Dask tasks has to take.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from dask_redist.relayout import redistribute
 OURS, AUTO = "ours", "auto"
 GRAPH = "graph"
 COPY = "copy"
-DASKS = ("p2p", "p2p disk", "tasks")
-WAYS = (OURS, AUTO, *DASKS, GRAPH, COPY)
+P2P, DISK, TASKS = "p2p", "p2p disk", "tasks"
+WAYS = (OURS, AUTO, P2P, DISK, TASKS, GRAPH, COPY)
 #: seconds after which a change begins no further round, once it has one
 ENOUGH = 60.0
 
@@ -90,7 +90,7 @@ class Result:
     @property
     def ratio(self) -> float:
         """How many times as fast as the faster of Dask's ways in memory."""
-        return min(self.seconds[DASKS[0]], self.seconds[DASKS[2]]) / self.seconds[OURS]
+        return min(self.seconds[P2P], self.seconds[TASKS]) / self.seconds[OURS]
 
     @property
     def over_floor(self) -> float:
@@ -114,10 +114,10 @@ def changes(nbytes: int, ranks: int, many: int = 32) -> list[Change]:
     Slab.X -> Slab.Y 32:32
     slices -> series 512:128
     """
-    n = max(64, round((nbytes / 4) ** (1 / 3)))
+    n = max(32, round((nbytes / 4) ** (1 / 3)))
     even, uneven = (n, n, n // 2), (n - 3, n - 25, n // 2 - 5)
     found = []
-    for count in (ranks, many):
+    for count in dict.fromkeys((ranks, many)):
         found += [
             _between(Slab.X, Slab.Y, even, count),
             _between(Slab.X, Slab.Z, even, count),
@@ -175,9 +175,9 @@ def _nothing(*_: Any) -> NDArray[np.float64]:
 MAKERS: dict[str, Maker] = {
     OURS: partial(_hooked, policy="always"),
     AUTO: partial(_hooked, policy="auto"),
-    DASKS[0]: by_p2p,
-    DASKS[1]: partial(by_p2p, disk=True),
-    DASKS[2]: by_tasks,
+    P2P: by_p2p,
+    DISK: partial(by_p2p, disk=True),
+    TASKS: by_tasks,
     GRAPH: _graph_alone,
 }
 
@@ -211,7 +211,7 @@ def compare(
         if way == COPY:
             taken[way].append(copy(client, x, given))
         else:
-            before = runs(client=client)[-1].number
+            before = max(run.number for run in runs(client=client))
             with client.as_current():
                 took = timed(partial(_by, way, change.after), given)
             taken[way].append(took.seconds)
@@ -245,6 +245,18 @@ def _stages(client: Client, before: int, took: Timed) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------------ output
+def require_matplotlib() -> None:
+    """See that pictures can be drawn.
+
+    Raises
+    ------
+    RedistError
+        They cannot; says what to install.
+    """
+    if find_spec("matplotlib") is None:
+        raise RedistError("a picture needs matplotlib: pip install 'dask-redist[bench]'")
+
+
 def picture(results: list[Result], path: Path) -> None:
     """Draw seconds of each way as bars, a row of bars a change.
 
@@ -253,8 +265,7 @@ def picture(results: list[Result], path: Path) -> None:
     RedistError
         matplotlib is not installed.
     """
-    if find_spec("matplotlib") is None:
-        raise RedistError("a picture needs matplotlib: pip install 'dask-redist[bench]'")
+    require_matplotlib()
     figure_of = importlib.import_module("matplotlib.figure").Figure
     figure = figure_of(figsize=(9, 1 + 1.1 * len(results)), layout="constrained")
     axes = figure.subplots()

@@ -25,13 +25,23 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from dask_redist import demo as show
-from dask_redist.bench import DASKS, GRAPH, Result, changes, compare, picture
+from dask_redist.bench import (
+    GRAPH,
+    P2P,
+    TASKS,
+    Result,
+    changes,
+    compare,
+    picture,
+    require_matplotlib,
+)
 from dask_redist.bench import WAYS as BENCH_WAYS
 from dask_redist.cluster import local_ranks, ranks_at
 from dask_redist.connect import Ranks
 from dask_redist.errors import RedistError
 from dask_redist.field import Shape
 from dask_redist.race import COPY, OURS
+from dask_redist.stream import is_compiled
 
 IO = "pip install 'dask-redist[io]'"
 FILES = "reads and writes Zarr and NetCDF files"
@@ -177,6 +187,9 @@ def _package_table() -> Table:
     table.add_row("python", platform.python_version())
     for module in ("dask_redist", "dask", "distributed", "numpy"):
         table.add_row(module, version_of(module))
+    past = "large pieces are written past the cache"
+    lacking = "pieces are written by NumPy: install again on x86-64 with a C compiler"
+    table.add_row("copies", *(("compiled", past) if is_compiled() else ("plain", lacking)))
     table.add_section()
     for package, module, purpose, remedy in OPTIONAL:
         version = version_of(module)
@@ -306,6 +319,8 @@ def bench(
     results = []
     with _one_line_errors(), _progress() as progress, cluster as (client, found):
         _six_fit(found, nbytes, size)
+        if png is not None:
+            require_matplotlib()
         every = changes(nbytes, found.size, chunks)
         wanted = [change for change in every if only in str(change)]
         if not wanted:
@@ -316,15 +331,16 @@ def bench(
         for change in wanted:
             progress.update(task, description=str(change))
             results.append(compare(client, found, change, rounds, lambda: progress.advance(task)))
+            if file is not None:  # what there is, should a later change fail
+                rows = [result.as_json() for result in results]
+                file.write_text(json.dumps(rows, indent=1) + "\n")
         if png is not None:
             picture(results, png)
-    if file is not None:
-        file.write_text(json.dumps([result.as_json() for result in results], indent=1) + "\n")
     console = Console()
     console.print(_bench_table(results), _stage_table(results), sep="\n")
     console.print(
         "32:32 is chunks before and after\n"
-        f"x Dask: how many times as fast as the faster of {DASKS[0]} and {DASKS[2]}\n"
+        f"x Dask: how many times as fast as the faster of {P2P} and {TASKS}\n"
         f"/ floor: over {GRAPH} (as many tasks that do nothing) + copy (of the bytes, all at once)",
         soft_wrap=True,
         emoji=False,

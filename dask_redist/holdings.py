@@ -71,13 +71,15 @@ class Holdings:
         needed = sum(sizes)
         try:
             await self._make_room(needed)
-            self._promised += needed
-            try:
-                blocks = await loop.run_in_executor(self._threads, self._arena.allocate, sizes)
-            finally:
-                self._promised -= needed
-        except MemoryError as error:
+        except AdmissionError as error:
             return {"error": str(error), "crowded": needed <= self._limit - self._least}
+        self._promised += needed
+        try:
+            blocks = await loop.run_in_executor(self._threads, self._arena.allocate, sizes)
+        except MemoryError as error:
+            return {"error": str(error), "crowded": False}
+        finally:
+            self._promised -= needed
         if number not in self._freed:
             # Of a replicated output a rank has one copy, under the number that its writers know.
             blocks_of = {out % part.n_out: b for out, b in zip(outs, blocks, strict=True)}

@@ -132,17 +132,23 @@ class SchedulerShell(SchedulerPlugin):
         here = self.roster.find(seat)
         if here is None:
             return {"again": True}
-        running_on = contribution.processing_on
-        if running_on is None or running_on.address != here.address:
+        if not _runs_on(contribution, here):
             return {"stray": True}  # Dask has given this execution up
+        if id not in self.conductor.runs and self.crowd.holds(id, key):
+            self.crowd.park(id, key)
+            return {"stray": True}
         if error := self._failed.pop(id, None):
             return {"error": dump(error)}
         if id not in self.conductor.runs:
             self._create(id, fence)
         value = await self._request(lambda r: self.conductor.join(id, seat, r))
         if isinstance(value, CrowdedError):
-            if self.crowd.park(id, key):
+            if self.scheduler.tasks.get(key) is not contribution or not _runs_on(
+                contribution, here
+            ):
                 return {"stray": True}
+            if self.crowd.park(id, key):
+                return {"stray": True}  # it is given up until there is room
             value = AdmissionError(
                 f"{value}; no task has ended for {self.roster.timeout:g} s (redist.timeout)"
             )
@@ -348,6 +354,11 @@ class SchedulerShell(SchedulerPlugin):
         released: dict[Any, Any] = {ts.key: "released" for ts in tasks}
         self.scheduler.transitions(released, stimulus_id=stimulus)
         self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus)
+
+
+def _runs_on(ts: Any, seat: Seat) -> bool:
+    """Whether Dask has a task run on a rank's worker."""
+    return ts.processing_on is not None and ts.processing_on.address == seat.address
 
 
 def _is_chunk(key: Any, spec: PartSpec) -> bool:

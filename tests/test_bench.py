@@ -114,7 +114,7 @@ def test_the_figures() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    arguments = ["--ranks", "2", "--size", "64 KiB", "--rounds", "1", "--only", "Slab.Y 2"]
+    arguments = ["--ranks", "2", "--size", "64 KiB", "--rounds", "1", "--only", "Slab.Y 2:2"]
     files = ["--json", str(tmp_path / "b.json"), "--png", str(tmp_path / "b.png")]
     said = CliRunner().invoke(cli.main, ["bench", *arguments, *files], env={"COLUMNS": "120"})
     assert said.exit_code == 0, said.output

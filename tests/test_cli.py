@@ -117,6 +117,7 @@ def test_info(tmp_path: Path) -> None:
     for package in ("python", "dask_redist", "distributed", "numpy", "mpi4py", "nccl4py", "zarr"):
         assert re.search(rf"│ {package} +│ [\w.]", out), package
     assert f"│ {np.__version__} " in out
+    assert re.search(r"│ copies +│ (compiled|plain) ", out)
     assert left_of(process.pid) == []
     assert files_in(tmp_path) == []
 

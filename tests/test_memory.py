@@ -125,11 +125,17 @@ def test_too_little_memory_is_said_before_anything_moves() -> None:
             dr.AdmissionError, match=r"rank [01] on tcp.*needs 838860800 bytes.*bytes .*are there"
         ):
             y.compute()
-        assert all(run.bytes_moved + run.bytes_kept == 0 for run in dr.runs())
+        assert all(arena["received"] == 0 for arena in arenas(client))
+        assert dr.runs() == []
         small = np.arange(60).reshape(6, 10)
         z = dr.redistribute(da.from_array(small, chunks=3), dr.Slab.Y)
         assert np.array_equal(z.compute(), small)
         until(lambda: all(a["in_use"] == 0 and a["runs"] == 0 for a in arenas(client)))
+
+
+def _last_run(dask_scheduler: Any) -> int:
+    number: int = dask_scheduler.plugins["dask_redist"].conductor._last
+    return number
 
 
 def held_up(chunk: np.ndarray, gate: str, block_id: tuple[int, ...] = ()) -> np.ndarray:
@@ -152,8 +158,10 @@ def a_run_that_is_held_up(gate: Path) -> Iterator[tuple[Client, da.Array, da.Arr
 def test_outputs_that_wait_to_be_taken_are_waited_for(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with a_run_that_is_held_up(gate) as (client, x, first):
-        second = dr.redistribute(x + 1, dr.Slab.Y).persist()
+        everywhere = {"workers": dr.connect(client).addresses, "allow_other_workers": True}
+        second = client.persist(dr.redistribute(x + 1, dr.Slab.Y), **everywhere)
         time.sleep(2)
+        assert client.run_on_scheduler(_last_run) < 40  # it asks now and then
         assert all(future.status == "pending" for future in client.futures_of(second))
         assert len(dr.runs()) == 1  # what was not begun is no run
         third = dr.redistribute(x + 2, dr.Slab.Y).persist()

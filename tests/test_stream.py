@@ -1,6 +1,7 @@
 """Copies past the cache are copies: any box, any order of axes, nothing beside it."""
 
 import math
+import platform
 import shutil
 from typing import Any
 
@@ -21,7 +22,8 @@ def every_box(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_compiled_where_there_is_a_compiler() -> None:
-    assert stream.is_compiled() == (shutil.which("cc") is not None)
+    compiles = platform.machine() == "x86_64" and shutil.which("cc") is not None
+    assert stream.is_compiled() == compiles
 
 
 @st.composite
