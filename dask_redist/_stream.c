@@ -14,6 +14,21 @@ The only machine for which it is made is x86-64; on others memcpy would do as we
 
 #include <emmintrin.h>
 
+#define PAGE 4096
+
+/* One line, to an address that is a multiple of 64. */
+static inline void line(char *to, const char *from)
+{
+    __m128i a = _mm_loadu_si128((const __m128i *)from);
+    __m128i b = _mm_loadu_si128((const __m128i *)(from + 16));
+    __m128i c = _mm_loadu_si128((const __m128i *)(from + 32));
+    __m128i d = _mm_loadu_si128((const __m128i *)(from + 48));
+    _mm_stream_si128((__m128i *)to, a);
+    _mm_stream_si128((__m128i *)(to + 16), b);
+    _mm_stream_si128((__m128i *)(to + 32), c);
+    _mm_stream_si128((__m128i *)(to + 48), d);
+}
+
 static void row(char *to, const char *from, size_t length)
 {
     size_t head = -(uintptr_t)to & 63;
@@ -25,16 +40,16 @@ static void row(char *to, const char *from, size_t length)
         memcpy(to, from, head);
         to += head, from += head, length -= head;
     }
-    for (; length >= 64; to += 64, from += 64, length -= 64) {
-        __m128i a = _mm_loadu_si128((const __m128i *)from);
-        __m128i b = _mm_loadu_si128((const __m128i *)(from + 16));
-        __m128i c = _mm_loadu_si128((const __m128i *)(from + 32));
-        __m128i d = _mm_loadu_si128((const __m128i *)(from + 48));
-        _mm_stream_si128((__m128i *)to, a);
-        _mm_stream_si128((__m128i *)(to + 16), b);
-        _mm_stream_si128((__m128i *)(to + 32), c);
-        _mm_stream_si128((__m128i *)(to + 48), d);
-    }
+    /* Four pages side by side keep more of the memory's banks busy. */
+    for (; length >= 4 * PAGE; to += 4 * PAGE, from += 4 * PAGE, length -= 4 * PAGE)
+        for (size_t k = 0; k < PAGE; k += 64) {
+            line(to + k, from + k);
+            line(to + k + PAGE, from + k + PAGE);
+            line(to + k + 2 * PAGE, from + k + 2 * PAGE);
+            line(to + k + 3 * PAGE, from + k + 3 * PAGE);
+        }
+    for (; length >= 64; to += 64, from += 64, length -= 64)
+        line(to, from);
     memcpy(to, from, length);
 }
 
