@@ -69,7 +69,9 @@ def test_a_box_is_copied_and_nothing_else(case: tuple[NDArray[Any], ...]) -> Non
 
 
 @pytest.mark.parametrize("shift", [0, 1, 8, 63])
-@pytest.mark.parametrize("row", [1, 63, 64, 65, 448, 511, 512, 513, 640, 4097, 16383, 16384, 16512, 70001])
+@pytest.mark.parametrize(
+    "row", [1, 63, 64, 65, 448, 511, 512, 513, 640, 4097, 16383, 16384, 16512, 70001]
+)
 def test_rows_of_all_lengths(row: int, shift: int) -> None:
     source = np.arange(5 * (row + 11), dtype=np.uint32).astype(np.uint8).reshape(5, row + 11)
     memory = np.full(5 * (row + 7) + shift + 64, 0xA5, np.uint8)
