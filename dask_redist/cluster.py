@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from tempfile import TemporaryDirectory
 
+import dask
 from distributed import Client, LocalCluster
 from distributed.utils import LoopRunner
 
@@ -51,7 +52,9 @@ def local_ranks(n: int) -> Iterator[tuple[Client, Ranks]]:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             with Client(cluster) as client:
                 cluster.scale(n)
-                yield client, connect(client, n)
+                ranks = connect(client, n)
+                with dask.config.set({"temporary-directory": folder}):
+                    yield client, ranks
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         runner.stop()

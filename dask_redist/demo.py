@@ -17,6 +17,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import dask
 import dask.array as da
 from distributed import Client, wait
 
@@ -92,7 +93,10 @@ def series_from_maps(client: Client) -> RealData:
     xarray = importlib.import_module("xarray")
     (package,) = importlib.import_module("iris_sample_data").__path__
     path = Path(package) / "sample_data" / "A1B_north_america.nc"
-    with TemporaryDirectory(prefix="dask-redist-") as folder:
+    # Zarr writes in threads of its own. After an interrupt they may make this folder again; the
+    # one around it goes last.
+    around = dask.config.get("temporary-directory")
+    with TemporaryDirectory(prefix="dask-redist-", dir=around) as folder:
         with xarray.open_dataset(path, engine="netcdf4") as source:
             air = source["air_temperature"].load()
             one_map = {air.name: {"chunks": (1, *air.shape[1:])}}
