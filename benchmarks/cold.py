@@ -10,36 +10,22 @@ Run it with ``python benchmarks/cold.py``; it prints a table and writes JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from statistics import median
 
 import click
-import dask.array as da
 from dask.utils import parse_bytes
 from distributed import wait
 from rich.console import Console
 from rich.table import Table
 
-import dask_redist as dr
-from dask_redist.bench import Change, changes
-from dask_redist.boxes import Chunks
+from dask_redist.bench import MAKERS, OURS, P2P, TASKS, Change, changes
 from dask_redist.cluster import local_ranks
 from dask_redist.field import count_right, indexed_field
-from dask_redist.race import by_p2p, by_tasks, timed
+from dask_redist.race import timed
 
-OURS, P2P, TASKS = "dask_redist", "Dask p2p", "Dask tasks"
-
-
-def ours(x: da.Array, chunks: Chunks) -> da.Array:
-    """The hook."""
-    with dr.enable(policy="always"):
-        y: da.Array = x.rechunk(chunks)
-    return y
-
-
-WAYS: dict[str, Callable[[da.Array, Chunks], da.Array]] = {OURS: ours, P2P: by_p2p, TASKS: by_tasks}
+WAYS = (OURS, P2P, TASKS)
 
 
 def measure(way: str, change: Change, ranks: int) -> float:
@@ -47,7 +33,7 @@ def measure(way: str, change: Change, ranks: int) -> float:
     with local_ranks(ranks) as (client, _):
         x = indexed_field(change.before).persist()
         wait(x)
-        took = timed(lambda given: WAYS[way](given, change.after), x)
+        took = timed(MAKERS[way], x, change.after)
         if (right := count_right(client, took.made)) != x.size:
             raise SystemExit(f"{way}: {x.size - right} of {x.size} elements are wrong")
         return took.seconds

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from math import prod
@@ -33,15 +33,12 @@ from rich.console import Console
 from rich.table import Table
 
 import dask_redist as dr
+from dask_redist.bench import MAKERS, OURS, P2P, TASKS
 from dask_redist.cluster import local_ranks
-from dask_redist.race import by_p2p, by_tasks
 
-OURS, P2P, TASKS = "dask_redist", "Dask p2p", "Dask tasks"
 WAYS = (OURS, P2P, TASKS)
 INPUTS = ("persisted", "made", "read")
 SMALL = (64, 64, 8)
-
-Maker = Callable[[da.Array], da.Array]
 
 
 class Sampler(threading.Thread):
@@ -76,16 +73,6 @@ def _pss(pid: int) -> int:
     raise SystemExit(f"process {pid} has no Pss")
 
 
-def maker(way: str, chunks: Any) -> Maker:
-    """The change of layout, by one way."""
-    makers: dict[str, Maker] = {
-        OURS: lambda x: dr.redistribute(x, dr.Slab.Y),
-        P2P: lambda x: by_p2p(x, chunks),
-        TASKS: lambda x: by_tasks(x, chunks),
-    }
-    return makers[way]
-
-
 @contextmanager
 def stored(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Iterator[Path]:
     """A Zarr array on disk."""
@@ -102,7 +89,7 @@ def measure(way: str, kind: str, ranks: int, before: Any, path: Path) -> tuple[i
     after = dr.Slab.Y.chunks(shape, ranks)
     with local_ranks(ranks) as (client, _):
         small = da.random.random(SMALL, chunks=(8, -1, -1)).persist()
-        maker(way, dr.Slab.Y.chunks(SMALL, ranks))(small).compute()
+        MAKERS[way](small, dr.Slab.Y.chunks(SMALL, ranks)).compute()
         del small
         sampler = Sampler(list(client.run(_pid).values()))
         sampler.start()
@@ -111,7 +98,7 @@ def measure(way: str, kind: str, ranks: int, before: Any, path: Path) -> tuple[i
             x = dr.redistribute(x, before).persist()  # as many on each rank
             wait(x)
         planned = dr.plan(x, dr.Slab.Y)
-        y = maker(way, after)(x).persist()
+        y = MAKERS[way](x, after).persist()
         wait(y)
         peak = sampler.stop()
         _check(client, y)

@@ -43,9 +43,8 @@ from dask_redist.race import Timed, by_p2p, by_tasks, copy, let_go, timed
 from dask_redist.relayout import redistribute
 
 OURS, AUTO = "ours", "auto"
-GRAPH = "graph"
-COPY = "copy"
 P2P, DISK, TASKS = "p2p", "p2p disk", "tasks"
+GRAPH, COPY = "graph", "copy"
 WAYS = (OURS, AUTO, P2P, DISK, TASKS, GRAPH, COPY)
 #: seconds after which a change begins no further round, once it has one
 ENOUGH = 60.0
@@ -182,10 +181,6 @@ MAKERS: dict[str, Maker] = {
 }
 
 
-def _by(way: str, chunks: Chunks, x: da.Array) -> da.Array:
-    return MAKERS[way](x, chunks)
-
-
 # --------------------------------------------------------------------------------- measuring
 def compare(
     client: Client, ranks: Ranks, change: Change, rounds: int, tick: Callable[[], object]
@@ -213,7 +208,7 @@ def compare(
         else:
             before = max(run.number for run in runs(client=client))
             with client.as_current():
-                took = timed(partial(_by, way, change.after), given)
+                took = timed(MAKERS[way], given, change.after)
             taken[way].append(took.seconds)
             if turn == 0 and way != GRAPH:
                 _check(client, took.made, way)
@@ -258,14 +253,7 @@ def require_matplotlib() -> None:
 
 
 def picture(results: list[Result], path: Path) -> None:
-    """Draw seconds of each way as bars, a row of bars a change.
-
-    Raises
-    ------
-    RedistError
-        matplotlib is not installed.
-    """
-    require_matplotlib()
+    """Draw seconds of each way as bars, a row of bars a change; see `require_matplotlib`."""
     figure_of = importlib.import_module("matplotlib.figure").Figure
     figure = figure_of(figsize=(9, 1 + 1.1 * len(results)), layout="constrained")
     axes = figure.subplots()

@@ -40,7 +40,6 @@ from dask_redist.cluster import local_ranks, ranks_at
 from dask_redist.connect import Ranks
 from dask_redist.errors import RedistError
 from dask_redist.field import Shape
-from dask_redist.race import COPY, OURS
 from dask_redist.stream import is_compiled
 
 IO = "pip install 'dask-redist[io]'"
@@ -265,7 +264,7 @@ def _race_table(steps: list[show.Step]) -> Table:
     for column in ("seconds", "GB/s", "ratio"):
         table.add_column(column, justify="right")
     for step in steps:
-        fastest = min((w for w in show.WAYS if w != COPY), key=lambda w: step.seconds[w])
+        fastest = min((w for w in show.WAYS if w != show.COPY), key=lambda w: step.seconds[w])
         for way, seconds in step.seconds.items():
             table.add_row(
                 f"{step.source} -> {step.target}" if way == show.WAYS[0] else "",
@@ -281,7 +280,7 @@ def _race_table(steps: list[show.Step]) -> Table:
 
 def verdict(steps: list[show.Step]) -> str:
     """Who won, in one sentence."""
-    ratios = [step.ratio(OURS) for step in steps]
+    ratios = [step.ratio(show.OURS) for step in steps]
     won = sum(ratio > 1 for ratio in ratios)
     if won == len(ratios):
         fewest, most = min(ratios), max(ratios)
@@ -293,7 +292,13 @@ def verdict(steps: list[show.Step]) -> str:
 @main.command()
 @_on_a_cluster
 @click.option("--size", default="512 MiB", show_default=True, help="Bytes of the field.")
-@click.option("--chunks", type=click.IntRange(1), default=32, show_default=True)
+@click.option(
+    "--chunks",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Chunks before and after, beside one a rank.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--only", default="", metavar="TEXT", help="Only changes whose name has this in it.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON.")

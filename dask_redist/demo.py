@@ -26,7 +26,7 @@ from dask_redist.errors import RedistError
 from dask_redist.field import Shape, check_field, indexed_field
 from dask_redist.grids import Layout, Pencil, Slab
 from dask_redist.planning import runs
-from dask_redist.race import COPY, OURS, by_p2p, by_tasks, copy, let_go, timed
+from dask_redist.race import by_p2p, by_tasks, copy, let_go, timed
 from dask_redist.relayout import redistribute
 
 EXTRAS = ("xarray", "zarr", "netCDF4", "cftime", "iris_sample_data")
@@ -34,6 +34,8 @@ INSTALL = "pip install 'dask-redist[demo]'"
 ROUNDS = 3
 #: seconds after which a step begins no further round, once it has one
 ENOUGH = 10.0
+OURS = "dask_redist"
+COPY = "memory copy"
 WAYS = (OURS, "Dask p2p", "Dask tasks", COPY)
 STEPS = 3
 #: calls of ``tick`` in a race, at most: each way in each round and in the warm-up

@@ -86,21 +86,14 @@ class Peer:
         return view_bytes(memory, offset, shape, np.dtype(dtype))
 
     def write(
-        self,
-        offset: int,
-        shape: Sequence[int],
-        dtype: DTypeLike,
-        target_slices: tuple[slice, ...],
-        piece: NDArray[Any],
+        self, view: NDArray[Any], target_slices: tuple[slice, ...], piece: NDArray[Any]
     ) -> None:
         """Write a piece to its place in a block of the peer. Thread-safe for disjoint places.
 
         Parameters
         ----------
-        offset : int
-            Where the block begins in the peer's arena, in bytes.
-        shape, dtype
-            Of the whole array that lies in the block, C-contiguous.
+        view : numpy.ndarray
+            The `view` of the whole array that lies in the block.
         target_slices : tuple of slice
             The place of the piece in that array, one slice an axis.
         piece : numpy.ndarray
@@ -111,16 +104,10 @@ class Peer:
         TypeError
             The piece has another dtype.
         ValueError
-            The piece has another shape than its place, or the block does not lie in the arena.
+            The piece has another shape than its place.
         NotAttached
             The peer is closed.
         """
-        self.put(self.view(offset, shape, dtype), target_slices, piece)
-
-    def put(
-        self, view: NDArray[Any], target_slices: tuple[slice, ...], piece: NDArray[Any]
-    ) -> None:
-        """Write a piece to its place in a `view` of this peer; see `write`."""
         if self._memory is None:
             raise NotAttached(errno.ESHUTDOWN, "the peer is closed: nothing is written")
         target = part(view, target_slices)
@@ -199,7 +186,7 @@ def attach(card: ArenaCard, pages: PageBudget) -> Peer:
     >>> (block,) = arena.allocate([32])
     >>> block.array((4,), "f8")[:] = 0
     >>> peer = attach(arena.card, PageBudget(1 << 20))
-    >>> peer.write(block.offset, (4,), "f8", (slice(1, 3),), np.array([5.0, 6.0]))
+    >>> peer.write(peer.view(block.offset, (4,), "f8"), (slice(1, 3),), np.array([5.0, 6.0]))
     >>> block.array((4,), "f8")
     array([0., 5., 6., 0.])
     >>> peer.wire

@@ -18,9 +18,6 @@ from distributed import Client, futures_of, wait
 from dask_redist.boxes import Chunks
 from dask_redist.errors import RedistError, RunTimeoutError
 
-OURS = "dask_redist"
-COPY = "memory copy"
-
 
 def by_p2p(x: da.Array, chunks: Chunks, disk: bool = False) -> da.Array:
     """Dask's p2p rechunk, in memory or over the disk."""
@@ -45,10 +42,10 @@ class Timed(NamedTuple):
     submit: float
 
 
-def timed(make: Callable[[da.Array], da.Array], given: da.Array) -> Timed:
-    """Time a step from persisted input to persisted output."""
+def timed(make: Callable[..., da.Array], *arguments: Any) -> Timed:
+    """Time a step from persisted input, among the arguments of ``make``, to persisted output."""
     start = time.perf_counter()
-    lazy = make(given)
+    lazy = make(*arguments)
     built = time.perf_counter()
     y = lazy.persist()
     sent = time.perf_counter()

@@ -166,10 +166,10 @@ class RankRun:
         """Where the copies of an output chunk are that somebody wants: seat, wire, place."""
         places = self._known.get(chunk)
         if places is None:
-            spec, out = self.table.spec, self.table.spec.flat_out(chunk)
+            spec = self.table.spec
+            out, shape = spec.flat_out(chunk), spec.out_shape(chunk)
             places = [
                 (seat, self._wire(seat), Place(out, self._offsets[copy], shape, spec.dtype))
-                for shape in [spec.out_shape(chunk)]
                 for copy in range(out, len(self._seats), spec.n_out)
                 if (seat := self._seats[copy]) >= 0
             ]

@@ -143,12 +143,8 @@ class SchedulerShell(SchedulerPlugin):
             self._create(id, fence)
         value = await self._request(lambda r: self.conductor.join(id, seat, r))
         if isinstance(value, CrowdedError):
-            if self.scheduler.tasks.get(key) is not contribution or not _runs_on(
-                contribution, here
-            ):
-                return {"stray": True}
-            if self.crowd.park(id, key):
-                return {"stray": True}  # it is given up until there is room
+            if not _runs_on(contribution, here) or self.crowd.park(id, key):
+                return {"stray": True}  # given up meanwhile, or until there is room
             value = AdmissionError(
                 f"{value}; no task has ended for {self.roster.timeout:g} s (redist.timeout)"
             )

@@ -84,7 +84,7 @@ class MemoryWire:
         view = self._views.get(place)
         if view is None:
             view = self._views[place] = self._peer.view(place.offset, place.shape, place.dtype)
-        self._peer.put(view, target_slices, piece)
+        self._peer.write(view, target_slices, piece)
 
     def flush(self) -> None:
         """Nothing: every write has arrived already."""

@@ -33,6 +33,25 @@ SHARED_MEMORY, DASK_COMM = "shared memory", "dask comm"
 
 
 # ------------------------------------------------------------------------------------ clusters
+@contextmanager
+def ranks_in_threads(n: int) -> Iterator[Client]:
+    """A client of n ranks that live in this process, and talk over TCP all the same."""
+    with (
+        LocalCluster(
+            n_workers=n,
+            threads_per_worker=1,
+            processes=False,
+            protocol="tcp",
+            host="127.0.0.1",
+            dashboard_address=":0",
+            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+        ) as local,
+        Client(local) as client,
+    ):
+        dr.connect(client, n)
+        yield client
+
+
 class Clusters:
     """Local clusters, started when a test asks, never two at a time."""
 

@@ -9,7 +9,8 @@ from typing import Any
 import dask.array as da
 import pytest
 from click.testing import CliRunner
-from distributed import Client, LocalCluster
+from cluster import ranks_in_threads
+from distributed import Client
 
 from dask_redist import bench, cli, connect
 from dask_redist.errors import RedistError
@@ -22,18 +23,7 @@ STAGES = {"build", "submit", "create", "contribute", "fence", "take", "writing"}
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with (
-        LocalCluster(
-            n_workers=3,
-            threads_per_worker=1,
-            processes=False,
-            protocol="tcp",
-            host="127.0.0.1",
-            dashboard_address=":0",
-        ) as local,
-        Client(local) as client,
-    ):
-        connect(client, 3)
+    with ranks_in_threads(3) as client:
         yield client
 
 
@@ -138,7 +128,7 @@ def test_no_such_change() -> None:
     assert "no change has 'Slab.Q' in its name: Slab.X -> Slab.Y 2:2; " in said.output
 
 
-def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "find_spec", lambda name: None)
     with pytest.raises(RedistError, match=r"pip install 'dask-redist\[bench\]'"):
-        bench.picture([result(1, 2, 3)], tmp_path / "b.png")
+        bench.require_matplotlib()

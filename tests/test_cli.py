@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from click.testing import CliRunner, Result
+from cluster import ranks_in_threads
 from distributed import Client, LocalCluster
 
 from dask_redist import cli, cluster, demo
@@ -22,7 +23,6 @@ from dask_redist.connect import Ranks, connect
 from dask_redist.errors import RedistError
 from dask_redist.field import check_field, indexed_field
 from dask_redist.grids import Layout, Slab
-from dask_redist.race import OURS
 from dask_redist.relayout import redistribute
 
 ROOT = Path(__file__).parent.parent
@@ -70,19 +70,7 @@ def left_of(session: int) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with (
-        LocalCluster(
-            n_workers=3,
-            threads_per_worker=1,
-            processes=False,
-            protocol="tcp",
-            host="127.0.0.1",
-            dashboard_address=":0",
-            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
-        ) as local,
-        Client(local) as client,
-    ):
-        connect(client, 3)
+    with ranks_in_threads(3) as client:
         yield client
 
 
@@ -281,7 +269,7 @@ def step(ours: float, p2p: float, tasks: float) -> demo.Step:
 
 def test_the_verdict_is_honest() -> None:
     won, lost = step(1.0, 4.0, 2.0), step(1.0, 0.5, 2.0)
-    assert won.ratio(OURS) == 2.0
+    assert won.ratio(demo.OURS) == 2.0
     assert won.ratio("Dask tasks") == 1.0
     assert cli.verdict([won, won]) == "dask_redist won every step: 2.0 to 2.0 times as fast as Dask"
     assert cli.verdict([won, lost]) == "dask_redist won 1 of 2 steps; Dask was faster in the others"

@@ -187,7 +187,7 @@ budget = PageBudget(limit)
 peer = attach(card, budget)
 assert peer.wire == "shared memory"
 rows, columns = shape
-peer.write(offset, shape, "<i8", (slice(0, 0), slice(0, 0)), np.empty((0, 0), "i8"))
+peer.write(peer.view(offset, shape, "<i8"), (slice(0, 0), slice(0, 0)), np.empty((0, 0), "i8"))
 start, most, done = rss(), 0, False
 def watch():
     global most
@@ -203,7 +203,7 @@ for place in pieces:
     i, j = np.ogrid[place[0].indices(rows)[0]:place[0].indices(rows)[1],
                     place[1].indices(columns)[0]:place[1].indices(columns)[1]]
     piece = np.broadcast_to(i, (i.shape[0], j.shape[1]))     # takes no memory of its own
-    peer.write(offset, shape, "<i8", place, piece)
+    peer.write(peer.view(offset, shape, "<i8"), place, piece)
 done = True
 thread.join()
 end = rss()

@@ -48,7 +48,7 @@ def check(target: Target, shape: tuple[int, ...], place: tuple[slice, ...], piec
     array: np.ndarray = np.ndarray(shape, piece.dtype, buffer=expected)
     part(array, place)[...] = piece
     block.array((4_100_000,), "u1")[: size + 100] = CANARY
-    peer.write(block.offset, shape, piece.dtype.str, place, piece)
+    peer.write(peer.view(block.offset, shape, piece.dtype.str), place, piece)
     assert block.array((size + 100,), "u1").tobytes() == expected.tobytes()
 
 
@@ -117,7 +117,7 @@ def test_boxes_of_every_kind(data: st.DataObject) -> None:
         array[...] = -1
         expected = np.full(shape, -1)
         part(expected, place)[...] = part(whole, place)
-        peer.write(block.offset, shape, "<i4", place, piece)
+        peer.write(peer.view(block.offset, shape, "<i4"), place, piece)
         assert (array == expected).all()
         peer.close()
     arena.close()
@@ -135,22 +135,26 @@ def test_what_does_not_match_is_refused(target: Target) -> None:
     peer, block, _ = target
     at, piece = block.offset, np.zeros(3)
     with pytest.raises(TypeError, match="dtype float64 cannot be written to one of float32"):
-        peer.write(at, (5,), "<f4", (slice(0, 3),), piece)
+        peer.write(peer.view(at, (5,), "<f4"), (slice(0, 3),), piece)
     with pytest.raises(TypeError, match="dtype float64"):
-        peer.write(at, (5,), ">f8", (slice(0, 3),), piece)
+        peer.write(peer.view(at, (5,), ">f8"), (slice(0, 3),), piece)
     with pytest.raises(TypeError, match="dtype float64"):
-        peer.write(at, (5,), "V8", (slice(0, 3),), piece)
+        peer.write(peer.view(at, (5,), "V8"), (slice(0, 3),), piece)
     with pytest.raises(TypeError, match="Python objects"):
-        peer.write(at, (5,), "O", (slice(0, 3),), piece.astype(object))
+        peer.write(peer.view(at, (5,), "O"), (slice(0, 3),), piece.astype(object))
     with pytest.raises(ValueError, match=r"shape \(3,\) cannot be written to \(2,\)"):
-        peer.write(at, (5,), "<f8", (slice(0, 2),), piece)
+        peer.write(peer.view(at, (5,), "<f8"), (slice(0, 2),), piece)
     with pytest.raises(ValueError, match=r"shape \(1,\) cannot"):  # nothing is broadcast
-        peer.write(at, (5,), "<f8", (slice(0, 3),), piece[:1])
+        peer.write(peer.view(at, (5,), "<f8"), (slice(0, 3),), piece[:1])
     with pytest.raises(ValueError, match="first page"):
-        peer.write(0, (5,), "<f8", (slice(0, 3),), piece)
+        peer.write(peer.view(0, (5,), "<f8"), (slice(0, 3),), piece)
     with pytest.raises(ValueError, match="of which there are"):
-        peer.write(1 << 26, (1000,), "<f8", (slice(0, 3),), piece)
+        peer.write(peer.view(1 << 26, (1000,), "<f8"), (slice(0, 3),), piece)
     assert (block.array((4_100_000,), "u1") == CANARY).all()
+    before = peer.view(at, (5,), "<f8")
     peer.close()
-    with pytest.raises(NotAttached, match="closed"):
-        peer.write(at, (5,), "<f8", (slice(0, 3),), piece)
+    with pytest.raises(NotAttached, match="closed: no view"):
+        peer.view(at, (5,), "<f8")
+    with pytest.raises(NotAttached, match="closed: nothing is written"):
+        peer.write(before, (slice(0, 3),), piece)
+    assert (block.array((4_100_000,), "u1") == CANARY).all()

@@ -82,11 +82,11 @@ def test_every_piece_arrives_in_another_process(owner: Owner) -> None:
     for rows in (slice(0, 7), slice(7, 400), slice(400, 500)):
         for columns in (slice(0, 1), slice(1, 250)):
             place = (rows, columns)
-            peer.write(owner.offset, (500, 250), "<i8", place, whole[place])
+            peer.write(peer.view(owner.offset, (500, 250), "<i8"), place, whole[place])
     assert owner.wrong() == "0 True"
     assert budget.mapped <= 4 * GRANULE
     piece = whole[:1, :3] + 1
-    peer.write(owner.offset, (500, 250), "<i8", (slice(0, 1), slice(0, 3)), piece)
+    peer.write(peer.view(owner.offset, (500, 250), "<i8"), (slice(0, 1), slice(0, 3)), piece)
     assert owner.wrong() == "3 True"  # so the check can fail
     peer.close()
 
@@ -95,11 +95,11 @@ def test_the_pages_of_a_killed_owner_stay_until_the_close(owner: Owner) -> None:
     before = descriptors(), mappings()
     peer = attach(owner.card, PageBudget(1 << 20))
     whole = np.arange(125_000).reshape(500, 250)
-    peer.write(owner.offset, (500, 250), "<i8", (slice(None), slice(None)), whole)
+    peer.write(peer.view(owner.offset, (500, 250), "<i8"), (slice(None), slice(None)), whole)
     owner.kill()
     view = peer.view(owner.offset, (500, 250), "i8")
     assert (view == whole).all()
-    peer.write(owner.offset, (500, 250), "<i8", (slice(0, 1), slice(None)), whole[:1])
+    peer.write(peer.view(owner.offset, (500, 250), "<i8"), (slice(0, 1), slice(None)), whole[:1])
     del view
     peer.close()
     assert (descriptors(), mappings()) == before
@@ -157,7 +157,7 @@ def test_a_close_waits_for_no_write_and_breaks_none(monkeypatch: pytest.MonkeyPa
         real(place, piece)
 
     monkeypatch.setattr(np, "copyto", closing)
-    peer.write(block.offset, (1000,), "<f8", (slice(None),), np.arange(1000.0))
+    peer.write(peer.view(block.offset, (1000,), "<f8"), (slice(None),), np.arange(1000.0))
     monkeypatch.undo()
     assert (array == np.arange(1000.0)).all()
     assert mappings() == before
