@@ -69,12 +69,15 @@ class Conductor:
         self._last = 0
 
     # ------------------------------------------------------------------------------ creation
-    def create(self, id: Hashable, owners: Mapping[int, int]) -> list[Action]:
-        """A first contribution asks for a run; ``owners`` says which seat gets which output."""
+    def create(self, id: Hashable, owners: Mapping[int, int], votes: bool = True) -> list[Action]:
+        """A first contribution asks for a run; ``owners`` says which seat gets which output.
+
+        Without ``votes`` it is a reduction: what its seats exchange they hold until its end.
+        """
         if id in self.runs:
             raise ValueError(f"run {id!r} exists already")
         self._last += 1
-        run = Run(id, self._last, dict(owners))
+        run = Run(id, self._last, dict(owners), votes=votes)
         self.runs[id] = self.by_number[run.number] = run
         outputs: dict[int, list[int]] = {}
         for out, seat in run.owners.items():
@@ -174,11 +177,7 @@ class Conductor:
         run.voting.discard(seat)
         if not ready:
             return self._restart(run.id)
-        if run.voting:
-            return []
-        run.exchanging = set(run.rest)
-        self.ticket += 1
-        return [Ticket(self.ticket, number)]
+        return [] if run.voting else self._give_ticket(run)
 
     def exchanged(self, number: int, seat: int) -> list[Action]:
         """``seat`` has exchanged what it held back."""
@@ -187,6 +186,8 @@ class Conductor:
             return []
         run.exchanging.discard(seat)
         run.rest.discard(seat)
+        if not run.votes:
+            run.holders.add(seat)
         return self._settle(run)
 
     def not_exchanged(self, number: int, seat: int, error: Exception | None) -> list[Action]:
@@ -271,12 +272,19 @@ class Conductor:
         actions = [self._ask(run, seat) for seat in sorted(run.writers - run.closing)]
         return [*actions, *self._settle(run)]
 
+    def _give_ticket(self, run: Run) -> list[Action]:
+        run.exchanging = set(run.rest)
+        self.ticket += 1
+        return [Ticket(self.ticket, run.number)]
+
     def _settle(self, run: Run) -> list[Action]:
         """What can happen now that fewer seats can write."""
         if run.writers or run.allocating or run.exchanging or run.number not in self.by_number:
             return []
         if run.state is State.CLOSING and run.rest:
             run.state = State.EXCHANGING
+            if not run.votes:
+                return self._give_ticket(run)
             run.voting = set(run.rest)
             return [Vote(run.number, seat) for seat in sorted(run.rest)]
         if run.state in (State.CLOSING, State.EXCHANGING) and not run.rest:

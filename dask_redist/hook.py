@@ -34,12 +34,17 @@ from dask_redist.connect import Ranks, find_client, is_connected, ranks_there
 from dask_redist.errors import RedistError
 from dask_redist.overlap import Overlap
 from dask_redist.placement import balanced
+from dask_redist.reducehook import ReduceHook
 from dask_redist.relayout import Target, lay, source_of, why_not
 
 logger = logging.getLogger(__name__)
 
 METHOD = "array.rechunk.method"
-CHOICES = {"policy": ("auto", "always"), "fallback": ("dask", "error")}
+CHOICES = {
+    "policy": ("auto", "always"),
+    "fallback": ("dask", "error"),
+    "deterministic": (False, True),
+}
 #: share of all ranks' memory that the largest part of an array may have under policy "auto"
 ROOM = 0.5
 #: seconds that workers have for their answer when a rechunk connects the cluster
@@ -51,10 +56,11 @@ class Settings(NamedTuple):
 
     policy: str
     fallback: str
+    deterministic: bool
 
 
 class enable:
-    """Run the changes of layout in unmodified Dask code as collectives.
+    """Run the changes of layout and the reductions in unmodified Dask code as collectives.
 
     Parameters
     ----------
@@ -67,6 +73,9 @@ class enable:
         What to do where there can be no collective (no cluster, elements that are no plain bytes,
         unknown chunk sizes): Dask's own rechunk, or :class:`RedistError`. Default:
         ``redist.fallback``.
+    deterministic : bool, optional
+        Whether reductions give the same bits on any number of ranks, whatever arrives first. Ranks
+        then combine no partials ahead, so more bytes move. Default: ``redist.deterministic``.
 
     Notes
     -----
@@ -95,23 +104,27 @@ class enable:
     (2400.0, 1)
     """
 
-    def __init__(self, policy: str | None = None, fallback: str | None = None) -> None:
-        given = {
-            "policy": config.get("policy") if policy is None else policy,
-            "fallback": config.get("fallback") if fallback is None else fallback,
-        }
-        for name, value in given.items():
-            if value not in CHOICES[name]:
-                one, other = CHOICES[name]
-                raise ValueError(f'{name} is {value!r}; it must be "{one}" or "{other}"')
+    def __init__(
+        self,
+        policy: str | None = None,
+        fallback: str | None = None,
+        deterministic: bool | None = None,
+    ) -> None:
+        asked = {"policy": policy, "fallback": fallback, "deterministic": deterministic}
+        given: dict[str, Any] = {}
+        for name, value in asked.items():
+            given[name] = config.get(name) if value is None else value
+            if given[name] not in CHOICES[name]:
+                one, other = (f'"{c}"' if isinstance(c, str) else c for c in CHOICES[name])
+                raise ValueError(f"{name} is {given[name]!r}; it must be {one} or {other}")
         self.settings = Settings(**given)
         self._entries: list[_Entry] = []
         _install()
         _everywhere.append(self)
 
     def __repr__(self) -> str:
-        policy, fallback = self.settings
-        return f"<dask_redist enabled: policy={policy!r}, fallback={fallback!r}>"
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings._asdict().items())
+        return f"<dask_redist enabled: {settings}>"
 
     def disable(self) -> None:
         """Undo the call; nothing happens where that has been done."""
@@ -226,6 +239,12 @@ def _install() -> None:
         if da.array_expr_enabled():
             logger.warning("array.query-planning is on: rechunks are planned and run by Dask")
             return
+        try:
+            _reductions.check()
+        except RedistError:
+            _count = 0
+            raise
+        _reductions.put_in()
         _original = theirs
         distributed.shuffle.rechunk_p2p = rechunk_p2p  # type: ignore[assignment]
         dask.config.set({METHOD: _Method(_users_method() or "")})
@@ -237,6 +256,7 @@ def _uninstall() -> None:
     with _lock:
         _count -= 1
         if _count == 0 and distributed.shuffle.rechunk_p2p is rechunk_p2p:
+            _reductions.take_out()
             distributed.shuffle.rechunk_p2p = _original
             dask.config.set({METHOD: _users_method()})
 
@@ -292,6 +312,11 @@ def _ranks_for(x: da.Array) -> Ranks | str:
         return f"chunk sizes of {x.name!r} are unknown"
     if reason := why_not(x):
         return reason
+    return _cluster()
+
+
+def _cluster() -> Ranks | str:
+    """The ranks of the default client's cluster, or why there are none."""
     try:
         client = find_client()
     except RedistError as error:
@@ -316,3 +341,11 @@ def _is_worth(x: da.Array, chunks: Chunks, ranks: Ranks, policy: str) -> bool:
     parts = Overlap(x.chunks, chunks).parts
     room = ROOM * sum(seat.memory_limit for seat in ranks.seats)
     return not parts.are_simple and parts.largest * x.dtype.itemsize <= room
+
+
+def _reduce_settings() -> tuple[str, bool] | None:
+    settings = _settings()
+    return None if settings is None else (settings.fallback, settings.deterministic)
+
+
+_reductions = ReduceHook(_reduce_settings, _cluster)

@@ -63,6 +63,8 @@ class Run:
     joins: dict[Hashable, int] = field(default_factory=dict)
     fence: Hashable | None = None
     condemned: bool = False
+    #: whether seats vote before they exchange; those that only read each other's memory need not
+    votes: bool = True
 
 
 class Restarts(NamedTuple):

@@ -12,8 +12,10 @@ from typing import Any
 
 from distributed import Reschedule, Worker
 
+from dask_redist.deposits import ReduceRun
 from dask_redist.run import RankRun, RunTable
-from dask_redist.wires import Wire
+
+AnyRun = RankRun | ReduceRun
 
 
 class OpenRuns:
@@ -23,8 +25,8 @@ class OpenRuns:
     ----------
     worker
         The rank's worker.
-    wire_to
-        A wire to the owner of an output.
+    begin
+        Makes a run of its table.
     call
         Runs a coroutine on the worker's event loop, from another thread.
     """
@@ -32,15 +34,15 @@ class OpenRuns:
     def __init__(
         self,
         worker: Worker,
-        wire_to: Callable[[RunTable, int], Wire],
+        begin: Callable[[RunTable], AnyRun],
         call: Callable[[Coroutine[Any, Any, Any]], Any],
     ) -> None:
         self.seat = -1  # until the scheduler has given us one
         self._worker = worker
-        self._wire_to = wire_to
+        self._begin = begin
         self._call = call
-        self._runs: dict[int, RankRun] = {}
-        self._joins: dict[Any, Future[RankRun | None]] = {}
+        self._runs: dict[int, AnyRun] = {}
+        self._joins: dict[Any, Future[AnyRun | None]] = {}
         #: for each join under way, the runs that were closed here since it began
         self._closed_since: dict[object, set[int]] = {}
         self._lock = threading.Lock()
@@ -54,7 +56,7 @@ class OpenRuns:
         return all(run.gate.quiet for run in self._runs.values())
 
     # ----------------------------------------------------------------- called by task threads
-    def join(self, id: Any) -> RankRun | None:
+    def join(self, id: Any) -> AnyRun | None:
         """The run of ``id``, None if there is none; the first to ask here asks the conductor."""
         while True:
             with self._lock:
@@ -71,9 +73,9 @@ class OpenRuns:
                 # An error holds its frames, and they the chunk: no frame may hold the error.
                 del future
 
-    def _first(self, id: Any, future: Future[RankRun | None]) -> RankRun | None:
+    def _first(self, id: Any, future: Future[AnyRun | None]) -> AnyRun | None:
         try:
-            run: RankRun | None = self._call(self._ask(id, self._worker.get_current_task()))
+            run: AnyRun | None = self._call(self._ask(id, self._worker.get_current_task()))
         except BaseException as error:
             self._forget(id, future)
             if isinstance(error, Reschedule):
@@ -89,7 +91,7 @@ class OpenRuns:
         finally:
             del future
 
-    def leave(self, run: RankRun) -> None:
+    def leave(self, run: AnyRun) -> None:
         """Whoever comes next asks for the run again."""
         id = run.table.id
         with self._lock:
@@ -99,13 +101,13 @@ class OpenRuns:
             if future.exception() is None and future.result() is run:
                 del self._joins[id]
 
-    def _forget(self, id: Any, future: Future[RankRun | None]) -> None:
+    def _forget(self, id: Any, future: Future[AnyRun | None]) -> None:
         with self._lock:
             if self._joins.get(id) is future:
                 del self._joins[id]
 
     # ------------------------------------------------------------------- on the event loop
-    async def _ask(self, id: Any, key: Any) -> RankRun | None:
+    async def _ask(self, id: Any, key: Any) -> AnyRun | None:
         me, closed = object(), set[int]()
         self._closed_since[me] = closed
         try:
@@ -120,13 +122,14 @@ class OpenRuns:
                 if "table" in reply:
                     table: RunTable = pickle.loads(reply["table"])
                     if table.number not in closed:
-                        new = RankRun(table, self._wire_to)
-                        return self._runs.setdefault(table.number, new)
+                        if table.number not in self._runs:
+                            self._runs[table.number] = self._begin(table)
+                        return self._runs[table.number]
                 await asyncio.sleep(0.05)
         finally:
             del self._closed_since[me]
 
-    async def close(self, number: int) -> RankRun | None:
+    async def close(self, number: int) -> AnyRun | None:
         """Refuse new writers, wait for the running ones; the run, if it was open here."""
         for closed in self._closed_since.values():
             closed.add(number)

@@ -57,7 +57,8 @@ class Orders:
             case Vote():
                 self._begin(self._vote(action))
             case Ticket():
-                self.roster.tell_all({"op": "redist-ticket", **action._asdict()})
+                table = self.book.laid(action.number, self.roster.ranks.by_number)
+                self.roster.tell_all({"op": "redist-ticket", **action._asdict(), "table": table})
                 self._begin(self._watch_exchange(action.number))
             case Free(number, seat, condemn):
                 # In order, without an answer: a rank that is stopped hears of it when it goes on.
@@ -114,6 +115,8 @@ class Orders:
                     f"{self.roster.timeout:g} s (redist.timeout)"
                 )
             return self.act(self.conductor.not_closed(number, seat_number, error))
+        if "laid" in reply:
+            self.book.lay(number, seat_number, reply["laid"])
         self.book.wrote(number, seat_number, reply)
         self.act(self.conductor.closed(number, seat_number, reply["rest"]))
 

@@ -149,6 +149,20 @@ class PageBudget:
             place = part(target, box)
             self._copy(slot, touched(place, origin), place, part(piece, box))
 
+    def read(self, slot: int, origin: int, array: NDArray[Any], view: NDArray[Any]) -> None:
+        """Copy a view of a mapping to an array, a portion of the budget at a time."""
+
+        def cost(box: tuple[slice, ...]) -> int:
+            return len(touched(part(view, box), origin))
+
+        for box in portions(view.shape, cost, self.portion):
+            source = part(view, box)
+            keys = [slot * _SLOT + granule for granule in touched(source, origin)]
+            mark = self._register(slot, keys)
+            np.copyto(part(array, box), source)
+            if mark != self._dropped:
+                self._register(slot, keys)
+
     def _copy(
         self, slot: int, granules: Sequence[int], target: NDArray[Any], piece: NDArray[Any]
     ) -> None:

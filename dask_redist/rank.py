@@ -20,18 +20,22 @@ from typing import Any
 import psutil
 from distributed import Reschedule, Worker
 from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.protocol.serialize import to_serialize
 from numpy.typing import NDArray
 
 from dask_redist import config
 from dask_redist.arena import Arena, block_of
+from dask_redist.deposits import ReduceRun, assemble_result, dumped, loaded
 from dask_redist.errors import RunTimeoutError, dump, has_left
 from dask_redist.holdings import Holdings
 from dask_redist.lane import Lane
-from dask_redist.openruns import OpenRuns
+from dask_redist.openruns import AnyRun, OpenRuns
+from dask_redist.partials import Cut
 from dask_redist.process import Process
 from dask_redist.reach import Reach
-from dask_redist.run import RankRun, RunClosed
-from dask_redist.spec import Index, PartSpec, Receipt, contribution_key
+from dask_redist.reduction import Reduction
+from dask_redist.run import RankRun, RunClosed, RunTable
+from dask_redist.spec import Index, PartSpec, Receipt, Reduced, contribution_key
 
 PLUGIN = "dask_redist"
 
@@ -57,7 +61,9 @@ class Rank(WorkerPlugin):
         self.worker = worker
         self.timeout = config.seconds("timeout")
         #: closed runs that hold pieces back until their ticket comes
-        self._rests: dict[int, RankRun] = {}
+        self._rests: dict[int, AnyRun] = {}
+        #: closed runs of reductions, whose partials and results others read
+        self._reductions: dict[int, ReduceRun] = {}
         self.memory_limit = int(worker.memory_manager.memory_limit or psutil.virtual_memory().total)
         self.arena = Arena(
             2 * self.memory_limit,
@@ -69,7 +75,7 @@ class Rank(WorkerPlugin):
         self.holdings = Holdings(worker, self.arena, self.memory_limit, self.threads)
         pages = int(config.get("arena.peer-pages") * self.memory_limit)
         self.reach = Reach(worker, self.arena, pages, self._call)
-        self.runs = OpenRuns(worker, self.reach.wire_to, self._call)
+        self.runs = OpenRuns(worker, self._begin, self._call)
         self._closed = False
         self.lane = Lane(f"dask-redist-lane-{worker.name}")  # tickets may outrun the hello's answer
         worker.handlers.update({op: self._guard(h) for op, h in self._handlers().items()})
@@ -112,6 +118,7 @@ class Rank(WorkerPlugin):
             "redist_allocate": self.holdings.allocate,
             "redist_write": self.holdings.receive,
             "redist_keep": self._keep,
+            "redist_read": self._read,
             "redist_close": self._close,
             "redist_vote": self._vote,
             "redist_dead": self._dead,
@@ -152,14 +159,8 @@ class Rank(WorkerPlugin):
             return None  # a copy of the task, or a compute inside another task
         deadline = None
         while True:
-            run = self.runs.join(id)
-            if run is None:
-                return None
             try:
-                run.contribute(index, chunk)
-                return run.table.number
-            except RunClosed:
-                self.runs.leave(run)
+                return self._contribute(id, index, chunk)
             except OSError as error:
                 if not has_left(error):
                     raise
@@ -171,6 +172,40 @@ class Rank(WorkerPlugin):
                         f"{self.timeout:g} s (redist.timeout): {error}"
                     ) from error
                 time.sleep(0.1)
+
+    def deposit(self, id: Any, index: Index, partial: Any) -> int | None:
+        """Give one chunk's partial to a reduction; the run's number, or None where there is none.
+
+        Raises
+        ------
+        RunTimeoutError
+            Nobody answered in time.
+        """
+        # Fused with its producer, the task has the end of the name; in a task that computes
+        # something else, its own.
+        key: Any = self.worker.get_current_task()
+        name, *place = key
+        if tuple(place) != index or not name.endswith(id[0].replace("-reduce-", "-contribute-")):
+            return None
+        return self._contribute(id, index, partial)
+
+    def _contribute(self, id: Any, index: Index, what: Any) -> int | None:
+        """Give what a chunk contributes to the run that is open, whichever that is."""
+        while True:
+            run = self.runs.join(id)
+            if run is None:
+                return None
+            try:
+                run.contribute(index, what)
+                return run.table.number
+            except RunClosed:
+                self.runs.leave(run)
+
+    def _begin(self, table: RunTable) -> AnyRun:
+        """A run as its table says."""
+        if isinstance(table.spec, Reduction):
+            return ReduceRun(table, self.arena, self.reach.read)
+        return RankRun(table, self.reach.wire_to)
 
     def collect_soon(self) -> None:
         """Have garbage collected: a failed task's arguments stay in a cycle of Dask's frames."""
@@ -187,7 +222,17 @@ class Rank(WorkerPlugin):
         self._call(self.worker.scheduler.redist_missing(**self._taking(receipt)))
         raise Reschedule
 
-    def _taking(self, receipt: Receipt) -> dict[str, Any]:
+    def take_result(self, receipt: Reduced, spec: Reduction) -> Any:
+        """The chunk of a reduction's result, read from the ranks that merged it."""
+        try:
+            return assemble_result(spec, loaded(receipt.merged), receipt.number, self.reach.read)
+        except OSError as error:
+            if not has_left(error):
+                raise
+        self._call(self.worker.scheduler.redist_missing(**self._taking(receipt)))
+        raise Reschedule
+
+    def _taking(self, receipt: Receipt | Reduced) -> dict[str, Any]:
         """What this thread is taking, for the scheduler."""
         return {
             "id": receipt.id,
@@ -216,12 +261,23 @@ class Rank(WorkerPlugin):
     # ------------------------------------------------------------------- on the event loop
     async def fence(self, id: Any, spec: PartSpec, numbers: set[int]) -> Receipt:
         """All contributions exist: have the run closed on every rank that wrote."""
-        reply = await self.worker.scheduler.redist_fence(id=id, numbers=sorted(numbers))
+        reply = await self._fence(id, numbers)
+        return Receipt(id, reply["number"], spec.replicated)
+
+    async def reduce(self, id: Any, numbers: set[int]) -> Reduced:
+        """All partials exist: have them merged by the ranks that hold them."""
+        reply = await self._fence(id, numbers)
+        return Reduced(id, reply["number"], reply["merged"])
+
+    async def _fence(self, id: Any, numbers: set[int]) -> dict[str, Any]:
+        reply: dict[str, Any] = await self.worker.scheduler.redist_fence(
+            id=id, numbers=sorted(numbers)
+        )
         if "error" in reply:
             raise pickle.loads(reply["error"])
         if "number" not in reply:
             raise Reschedule
-        return Receipt(id, reply["number"], spec.replicated)
+        return reply
 
     async def _close(self, number: int) -> dict[str, Any]:
         """Refuse new writers, wait for the running ones, and say what was written."""
@@ -233,7 +289,12 @@ class Rank(WorkerPlugin):
         tally = run.tally
         for seat, nbytes in tally.sent.items():
             self.reach.credit(seat, nbytes)
-        return {
+        laid: dict[str, Any] = {}
+        if isinstance(run, ReduceRun) and not run.over:
+            self._reductions[number] = run
+            loop = asyncio.get_running_loop()
+            laid["laid"] = await loop.run_in_executor(self.threads, lambda: dumped(run.lay_out()))
+        return laid | {
             "sent": dict(tally.sent),
             "wires": dict(tally.wires),
             "pieces": tally.pieces,
@@ -248,20 +309,40 @@ class Rank(WorkerPlugin):
             self.worker.update_data({key: array}, stimulus_id=f"redist-keep-{number}")
         return array is not None
 
+    async def _read(self, number: int, leaves: bytes, cut: Any) -> dict[str, Any]:
+        """Arrays of a reduction that a peer cannot see, or a cut of each.
+
+        Raises
+        ------
+        OSError
+            The run is over here.
+        """
+        if number not in self._reductions:
+            raise OSError(f"run {number} is over on {self.worker.address}")
+        loop = asyncio.get_running_loop()
+        arrays = await loop.run_in_executor(
+            self.threads, self.reach.read_here, pickle.loads(leaves), cut and Cut(*cut)
+        )
+        return {"arrays": [to_serialize(array) for array in arrays]}
+
     async def _vote(self, number: int) -> bool:
         """Whether the exchange of run ``number`` can go: its owners are all there."""
         run = self._rests.get(number)
         return run is not None and self.reach.all_there(run.table.owners)
 
-    def _ticket(self, ticket: int, number: int) -> None:
+    def _ticket(self, ticket: int, number: int, table: bytes | None = None) -> None:
         run = self._rests.pop(number, None)
-        self.lane.submit(ticket, partial(self._exchange, run) if run is not None else None)
+        self.lane.submit(ticket, partial(self._exchange, run, table) if run is not None else None)
 
-    def _exchange(self, run: RankRun) -> None:
-        """In the lane: send what was held back, and tell the conductor."""
+    def _exchange(self, run: AnyRun, table: bytes | None) -> None:
+        """In the lane: send what was held back, or merge our cuts, and tell the conductor."""
         answer: dict[str, Any] = {"failed": False, "error": None}
         try:
-            run.exchange()
+            if isinstance(run, ReduceRun):
+                merged = run.exchange(loaded(table or b""), self.seat)
+                answer |= {"merged": dumped(merged), "read": dict(run.tally.sent)}
+            else:
+                run.exchange()
         except Exception as failure:
             answer = {"failed": True, "error": None if has_left(failure) else dump(failure)}
         number = run.table.number
@@ -270,6 +351,7 @@ class Rank(WorkerPlugin):
     async def _free(self, number: int, condemn: bool) -> None:
         """The run is over; told in order, and even to a rank that did not answer a while."""
         self._rests.pop(number, None)
+        self._reductions.pop(number, None)
         await self.runs.end(number)
         await self.holdings.free(number, condemn)
 
@@ -296,11 +378,14 @@ class Rank(WorkerPlugin):
     async def _memory(self) -> dict[str, int]:
         """Bytes in this rank's arena, bytes that others wrote here, runs that are not over."""
         return {
-            "received": self.arena.received + self.holdings.received,
+            "received": self.arena.received + self.holdings.received + self.reach.received,
             "in_use": self.arena.in_use,
             "idle": self.arena.idle,
             "condemned": self.arena.condemned,
-            "runs": len(self.runs) + len(self.holdings) + len(self._rests),
+            "runs": len(self.runs)
+            + len(self.holdings)
+            + len(self._rests)
+            + len(self._reductions.keys() - self._rests.keys()),
         }
 
 

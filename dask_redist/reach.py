@@ -6,17 +6,21 @@ import asyncio
 import contextlib
 import logging
 import os
+import pickle
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from distributed import Worker
 from distributed.protocol.serialize import to_serialize
+from numpy.typing import NDArray
 
 from dask_redist import config
 from dask_redist.arena import Arena
 from dask_redist.errors import RedistError
+from dask_redist.partials import Cut, Leaf
 from dask_redist.peers import LocalPeer, NotAttached, PageBudget, Peer, attach
 from dask_redist.ranks import Seat
 from dask_redist.run import RunTable
@@ -65,6 +69,8 @@ class Reach:
             )
         self._message_bytes = config.nbytes("message-bytes")
         self._lock = threading.Lock()
+        #: bytes that were read from others, ever
+        self.received = 0
 
     def wire_to(self, table: RunTable, seat: int) -> Wire:
         """The best wire to one owner of a run.
@@ -80,6 +86,33 @@ class Reach:
             return MemoryWire(peer)
         send = partial(self._send, table.number, owner)
         return MessageWire(send, self._message_bytes, name="dask comm")
+
+    def read(
+        self, owner: Seat, number: int, leaves: Sequence[Leaf], cut: Cut | None
+    ) -> list[NDArray[Any]]:
+        """Copies of arrays that a rank has laid out in a reduction, or of a cut of each.
+
+        Raises
+        ------
+        OSError
+            The owner has left, or the run is over there.
+        """
+        if not leaves:
+            return []
+        peer = self._peer(owner)
+        if peer is not None:
+            arrays = [_read(peer, leaf, cut) for leaf in leaves]
+        else:
+            arrays = self._call(self._fetch(owner, number, leaves, cut))
+        if owner.seat != self.seat:
+            with self._lock:
+                self.received += sum(array.nbytes for array in arrays)
+        return arrays
+
+    def read_here(self, leaves: Sequence[Leaf], cut: Cut | None) -> list[NDArray[Any]]:
+        """Copies of arrays in this rank's arena, or of a cut of each; for peers."""
+        peer = LocalPeer(self._arena)
+        return [_read(peer, leaf, cut) for leaf in leaves]
 
     def wires(self, seats: Iterable[Any]) -> dict[int, str]:
         """The kind of wire to each of the ``seats``."""
@@ -142,22 +175,41 @@ class Reach:
         if owner.seat in self._gone:
             raise OSError(f"rank on {owner.address} has left")
 
+    async def _fetch(
+        self, owner: Seat, number: int, leaves: Sequence[Leaf], cut: Cut | None
+    ) -> list[NDArray[Any]]:
+        message = self._worker.rpc(owner.address).redist_read(
+            number=number, leaves=pickle.dumps(leaves), cut=cut
+        )
+        reply = await self._unless_left(owner, message)
+        return [np.asarray(array) for array in reply["arrays"]]
+
     def _send(self, number: int, owner: Seat, headers: Any, buffers: Any) -> None:
         self._call(self._post(number, owner, headers, buffers))
 
     async def _post(self, number: int, owner: Seat, headers: Any, buffers: Any) -> None:
-        """Send one message of pieces; given up as soon as the owner is known to have left."""
-        self._refuse_gone(owner)
-        message = asyncio.ensure_future(
-            self._worker.rpc(owner.address).redist_write(
-                number=number, headers=headers, buffers=[to_serialize(b) for b in buffers]
-            )
+        """Send one message of pieces."""
+        message = self._worker.rpc(owner.address).redist_write(
+            number=number, headers=headers, buffers=[to_serialize(b) for b in buffers]
         )
+        await self._unless_left(owner, message)
+
+    async def _unless_left(self, owner: Seat, answer: Coroutine[Any, Any, Any]) -> Any:
+        """An answer; given up as soon as the owner is known to have left."""
+        if owner.seat in self._gone:
+            answer.close()
+        self._refuse_gone(owner)
+        message = asyncio.ensure_future(answer)
         sending = self._sending.setdefault(owner.seat, set())
         sending.add(message)
         try:
-            await message
+            return await message
         except asyncio.CancelledError:
             raise OSError(f"rank on {owner.address} has left") from None
         finally:
             sending.discard(message)
+
+
+def _read(peer: Peer, leaf: Leaf, cut: Cut | None) -> NDArray[Any]:
+    view = peer.view(leaf.offset, leaf.shape, leaf.dtype)
+    return peer.read(view if cut is None else cut.of(view))

@@ -84,6 +84,12 @@ class RunReport:
         self.pieces += tally["pieces"]
         self.writing += tally["writing"]
 
+    def received(self, seat: int, read: dict[int, int]) -> None:
+        """Count what a rank read from others."""
+        for source, nbytes in read.items():
+            key = int(source), seat
+            self.sent[key] = self.sent.get(key, 0) + nbytes
+
     @property
     def traffic(self) -> NDArray[np.int64]:
         """Bytes from each rank (row) to each rank (column), (ranks, ranks)."""

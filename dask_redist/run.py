@@ -30,7 +30,7 @@ class RunTable(NamedTuple):
 
     id: Any
     number: int
-    spec: PartSpec
+    spec: Any  # PartSpec; of a reduction its Reduction
     #: seat of each output chunk, -1 where nobody wants it; of a replicated one, of each copy
     seats: NDArray[np.int64]
     #: its offset in the owner's arena
@@ -134,7 +134,7 @@ class RankRun:
 
     def contribute(self, index: Index, chunk: Any) -> None:
         """Write each piece of the input chunk ``index`` to its place in its owner's output."""
-        spec = self.table.spec
+        spec: PartSpec = self.table.spec
         array = checked(chunk, spec, index)
         with self.gate.enter():
             start = time.perf_counter()

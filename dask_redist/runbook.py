@@ -11,6 +11,7 @@ import numpy as np
 from dask_redist.layouts import Layout
 from dask_redist.life import Run
 from dask_redist.ranks import Seat
+from dask_redist.reduction import Reduction
 from dask_redist.reports import RunReport
 from dask_redist.run import RunTable
 from dask_redist.spec import PartSpec
@@ -21,7 +22,7 @@ class RunBook:
 
     def __init__(self) -> None:
         #: the part that each fence closes
-        self.specs: dict[Any, PartSpec] = {}
+        self.specs: dict[Any, PartSpec | Reduction] = {}
         #: reports of the last runs, newest last
         self.reports: deque[RunReport] = deque(maxlen=1000)
         #: layouts that were asked for lately
@@ -29,18 +30,25 @@ class RunBook:
         self._live: dict[int, RunReport] = {}
         self._spec_bytes: dict[int, bytes] = {}
         self._tables: dict[int, bytes] = {}
+        #: of a reduction: what each seat has laid out for the exchange, and what came of it
+        self._laid: dict[int, dict[int, bytes]] = {}
+        self._merged: dict[int, dict[int, bytes]] = {}
 
     def open(
-        self, run: Run, spec: PartSpec, seats: tuple[int, ...], n_in: int, takers: Counter[int]
+        self,
+        run: Run,
+        spec: PartSpec | Reduction,
+        seats: tuple[int, ...],
+        n_in: int,
+        takers: Counter[int],
     ) -> None:
         """A run begins; ``takers``: how many takes each output has."""
         self.specs[run.id] = spec
         if spec.layout is not None and spec.layout not in self.layouts:
             self.layouts.append(spec.layout)
-        layout = str(spec.layout or "owners open")
-        report = RunReport(
-            run.number, spec.name, layout, len(seats), n_in, len(run.owners), seats=seats
-        )
+        layout = "reduction" if not run.votes else str(spec.layout or "owners open")
+        n_out = len(run.owners) if run.votes else 1
+        report = RunReport(run.number, spec.name, layout, len(seats), n_in, n_out, seats=seats)
         self._live[run.number] = report
         several = {out: count for out, count in takers.items() if count > 1}
         self._spec_bytes[run.number] = pickle.dumps((spec, several))
@@ -65,6 +73,24 @@ class RunBook:
             self.reports.append(self._live[run.number])
         return self._tables[run.number]
 
+    def lay(self, number: int, seat: int, row: bytes) -> None:
+        """What a seat has laid out for the exchange of a reduction."""
+        self._laid.setdefault(number, {})[seat] = row
+
+    def laid(self, number: int, seats: dict[int, Seat]) -> bytes | None:
+        """What all seats have laid out, for those that exchange; None: it is no reduction."""
+        return _rows(self._laid.pop(number, None), seats)
+
+    def merge(self, number: int, seat: int, row: bytes, read: dict[int, int]) -> None:
+        """What a seat has made of it, and how many bytes it read from whom."""
+        self._merged.setdefault(number, {})[seat] = row
+        if report := self._live.get(number):
+            report.received(seat, read)
+
+    def merged(self, number: int, seats: dict[int, Seat]) -> bytes | None:
+        """What all seats have made, for those that take; None: it is no reduction."""
+        return _rows(self._merged.pop(number, None), seats)
+
     def mark(self, number: int, stage: str) -> None:
         """A stage of a run ends."""
         if report := self._live.get(number):
@@ -79,5 +105,12 @@ class RunBook:
         """A run is over."""
         if report := self._live.get(number):
             report.end()
-        for kept in (self._live, self._tables, self._spec_bytes):
+        for kept in (self._live, self._tables, self._spec_bytes, self._laid, self._merged):
             kept.pop(number, None)
+
+
+def _rows(rows: dict[int, bytes] | None, seats: dict[int, Seat]) -> bytes | None:
+    """Rows that are pickled already, each with its seat; a seat that has left has none."""
+    if rows is None:
+        return None
+    return pickle.dumps([(seats[seat], row) for seat, row in rows.items() if seat in seats])

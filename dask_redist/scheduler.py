@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
+from dask._task_spec import Alias
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from numpy.typing import NDArray
@@ -29,11 +30,13 @@ from dask_redist.errors import AdmissionError, CrowdedError, dump
 from dask_redist.orders import Orders
 from dask_redist.pins import Pins
 from dask_redist.ranks import Seat
+from dask_redist.reducing import ReduceTask
+from dask_redist.reduction import Reduction
 from dask_redist.replicas import Replicas
 from dask_redist.roster import Roster
 from dask_redist.runbook import RunBook
 from dask_redist.spec import PartSpec
-from dask_redist.tasks import CopyTask, FenceTask
+from dask_redist.tasks import FenceTask, PlacedTask
 from dask_redist.watch import PauseWatch
 
 PLUGIN = "dask_redist"
@@ -126,7 +129,7 @@ class SchedulerShell(SchedulerPlugin):
         if (
             fence is None
             or not isinstance(fence.run_spec, FenceTask)
-            or contribution not in fence.dependencies
+            or not _is_part_of(contribution, fence)
         ):
             return {"unknown": True}
         here = self.roster.find(seat)
@@ -166,21 +169,34 @@ class SchedulerShell(SchedulerPlugin):
         if value == AGAIN:
             return {"again": True}
         self.book.mark(value, "fence")
-        return {"number": value}
+        return {
+            "number": value,
+            "merged": self.book.merged(value, self.roster.ranks.by_number),
+        }
 
-    def _exchanged(self, number: int, seat: int, failed: bool, error: bytes | None) -> None:
+    def _exchanged(
+        self,
+        number: int,
+        seat: int,
+        failed: bool,
+        error: bytes | None,
+        merged: bytes | None = None,
+        read: dict[int, int] | None = None,
+    ) -> None:
         if failed:
             reason = pickle.loads(error) if error else None
             self._act(self.conductor.not_exchanged(number, seat, reason))
-        else:
-            self._act(self.conductor.exchanged(number, seat))
+            return
+        if merged is not None:
+            self.book.merge(number, seat, merged, read or {})
+        self._act(self.conductor.exchanged(number, seat))
 
     def _missing(self, id: Any, number: int, key: Any, address: str) -> None:
         """A take found no block: send it to the owner, or have the run made again."""
         if id not in self.book.specs:
             return  # forgotten meanwhile
         run = self.conductor.runs.get(id)
-        if run is not None and run.number == number:
+        if run is not None and run.number == number and run.votes:
             owner = self._address(id, key)
             if owner is not None and owner != address:
                 return self.pins.pin(key, owner)
@@ -202,13 +218,15 @@ class SchedulerShell(SchedulerPlugin):
         """Contributions run where their chunk is; later takes go to their owner."""
         for key in tasks:
             ts = scheduler.tasks.get(key)
-            if ts is not None and isinstance(ts.run_spec, CopyTask):
+            if ts is not None and isinstance(ts.run_spec, PlacedTask):
                 self._place(ts)
             if ts is None or not isinstance(ts.run_spec, FenceTask):
                 continue
             if not ts.dependents and not ts.who_wants and ts.state == "released":
                 # All its takes are known already, with another fence: Dask keeps the first one.
                 scheduler.transitions({key: "forgotten"}, stimulus_id=kwargs["stimulus_id"])
+                continue
+            if isinstance(ts.run_spec, ReduceTask):
                 continue
             if key in self.conductor.runs:
                 for take in ts.dependents:
@@ -267,11 +285,13 @@ class SchedulerShell(SchedulerPlugin):
     def _address(self, id: Any, take: Any) -> str | None:
         """Where the block of a take is; None if it is in no run."""
         run, spec = self.conductor.runs[id], self.book.specs[id]
+        if isinstance(spec, Reduction):
+            return None
         owner = self.roster.find(run.owners.get(spec.out_number(take[1:]), -1))
         return owner.address if owner is not None else None
 
     def _place(self, ts: Any) -> None:
-        """Have a chunk of a replicated array copied by its owner."""
+        """Have a chunk made by its owner."""
         seats, (owner, ranks) = self.roster.ranks.table(), ts.run_spec.owner
         if seats and ts.state == "released":
             self.pins.pin(ts.key, seats[owner * len(seats) // ranks].address)
@@ -280,12 +300,17 @@ class SchedulerShell(SchedulerPlugin):
         """Begin a run: its owners, its outputs' memory, the place of its takes."""
         spec: PartSpec = fence.run_spec.spec
         seats = self.roster.ranks.table()
+        numbers = tuple(seat.seat for seat in seats)
+        if isinstance(fence.run_spec, ReduceTask):
+            actions = self.conductor.create(id, {}, votes=False)
+            run = self.conductor.runs[id]
+            self.book.open(run, spec, numbers, len(fence.dependencies), Counter())
+            return self._act(actions)
         owners = assign(spec, len(seats), self._held(fence, spec))
         wanted = [take.key for take in fence.dependents if take.state in _NEEDED]
         takers = Counter(spec.out_number(key[1:]) for key in wanted)
         outs = range(len(owners)) if spec.replicated and takers else sorted(takers)
         actions = self.conductor.create(id, {out: seats[int(owners[out])].seat for out in outs})
-        numbers = tuple(seat.seat for seat in seats)
         self.book.open(self.conductor.runs[id], spec, numbers, len(fence.dependencies), takers)
         for key in wanted:
             self.pins.pin(key, self._address(id, key))
@@ -343,7 +368,11 @@ class SchedulerShell(SchedulerPlugin):
         fence = self.scheduler.tasks.get(id)
         if fence is None:
             return
-        tasks = [*(t for t in fence.dependents if t.state != "memory"), fence, *fence.dependencies]
+        tasks = [*(t for t in fence.dependents if t.state != "memory"), fence]
+        for contribution in fence.dependencies:
+            tasks.append(contribution)
+            if isinstance(contribution.run_spec, Alias):  # it was fused with its producer
+                tasks += contribution.dependencies
         if any(ts.state == "erred" for ts in tasks):
             return
         stimulus = f"redist-recompute-{time.time()}"
@@ -355,6 +384,13 @@ class SchedulerShell(SchedulerPlugin):
 def _runs_on(ts: Any, seat: Seat) -> bool:
     """Whether Dask has a task run on a rank's worker."""
     return ts.processing_on is not None and ts.processing_on.address == seat.address
+
+
+def _is_part_of(ts: Any, fence: Any) -> bool:
+    """Whether a task is a contribution to a fence; fused with its producer, it has an alias."""
+    return ts is not None and (
+        ts in fence.dependencies or any(alias in fence.dependencies for alias in ts.dependents)
+    )
 
 
 def _is_chunk(key: Any, spec: PartSpec) -> bool:

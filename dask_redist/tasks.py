@@ -53,8 +53,8 @@ class OwnTask(Task):
         return True
 
 
-class CopyTask(OwnTask):
-    """Makes a chunk on its owner from a chunk that every rank has; the conductor pins it."""
+class PlacedTask(OwnTask):
+    """Makes a chunk on its owner; the conductor pins it when the graph arrives."""
 
     __slots__ = ()
 
@@ -63,6 +63,12 @@ class CopyTask(OwnTask):
         """The owner, and the number of ranks that there were when the graph was built."""
         owner, ranks = self.args[:2]
         return owner, ranks
+
+
+class CopyTask(PlacedTask):
+    """Makes a chunk from a chunk that every rank has."""
+
+    __slots__ = ()
 
 
 class FenceTask(OwnTask):
@@ -82,7 +88,7 @@ class FenceTask(OwnTask):
         return True
 
 
-def _here() -> Rank | None:
+def here() -> Rank | None:
     """The rank of the worker that runs this task, if there is one."""
     try:
         worker = get_worker()
@@ -93,7 +99,7 @@ def _here() -> Rank | None:
 
 def contribute(id: Any, index: Index, chunk: Any) -> int | Held:
     """Write the pieces of one input chunk; returns the number of the run that they went to."""
-    rank = _here()
+    rank = here()
     if rank is None:
         return Held(index, chunk)
     try:
@@ -113,14 +119,14 @@ def redistribute(spec: PartSpec, id: Any, contributions: Sequence[int | Held]) -
             "workers without a rank; call dask_redist.connect(client) and compute again"
         )
     if held:
-        return _done(Gathered(spec, held)) if _on_loop() else Gathered(spec, held)
-    rank = _here()
+        return _done(Gathered(spec, held)) if on_loop() else Gathered(spec, held)
+    rank = here()
     if rank is None:
         raise RedistError(f"the fence of {spec.name!r} runs where there is no rank")
     return rank.fence(id, spec, {c for c in contributions if isinstance(c, int)})
 
 
-def _on_loop() -> bool:
+def on_loop() -> bool:
     """Whether a worker's event loop runs this task (it awaits what the task returns)."""
     try:
         get_worker()
@@ -138,7 +144,7 @@ def take(index: Index, receipt: Receipt | Gathered) -> NDArray[Any]:
     """One output chunk: the array over the rank's block, or assembled from the chunks."""
     if isinstance(receipt, Gathered):
         return _gather(receipt, index)
-    rank = _here()
+    rank = here()
     if rank is None:
         raise RedistError(f"output chunk {index} is taken where there is no rank")
     return rank.take(receipt, index)

@@ -20,10 +20,12 @@ PACKAGE = ROOT / "dask_redist"
 
 FLOORS = {
     0: "errors boxes partition grids irregular layouts pieces parts overlap placement",
-    1: "stream syscalls process admission freelist segment block pages arena peers wires",
+    1: "partials stream syscalls process admission freelist segment block pages arena peers wires",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
-    "crowd holdings lane openruns rank ranks reach run reports config tasks watch",
-    3: "relayout layer collections_ connect planning inspection hook preload",
+    "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
+    "deposits reducing reduction",
+    3: "relayout layer collections_ connect planning inspection hook preload "
+    "families lower reducehook",
     4: "cli demo field race report fft cluster bench",
     5: "__init__",  # the public namespace: may import all
 }

@@ -384,7 +384,7 @@ def test_other_settings_are_left_alone() -> None:
 @pytest.mark.parametrize(
     "given", [{"policy": "never"}, {"fallback": "sometimes"}, {"policy": ""}], ids=str
 )
-def test_a_word_that_there_is_not(given: dict[str, str]) -> None:
+def test_a_word_that_there_is_not(given: dict[str, Any]) -> None:
     ((name, value),) = given.items()
     words = rf"{name} is '{value}'; it must be \"\w+\" or \"\w+\""
     with pytest.raises(ValueError, match=words):

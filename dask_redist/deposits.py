@@ -1,0 +1,243 @@
+"""A rank's side of one run of a reduction: partials come in, are cut over the ranks, go out merged.
+
+Task threads *deposit* partials. They stay Python objects, and neighbours are combined as they come,
+so a rank holds few of them. When the run is closed, the arrays in them are laid into the rank's
+arena, and everybody is told where. In the lane each rank then reads its cut of all partials and
+merges it: a reduce-scatter by reading, in which no rank gets more than its share of the partials.
+Whoever takes the result reads the merged cuts from there.
+
+Partials that cannot be cut are merged whole, by the rank that holds most of them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil
+from typing import Any, NamedTuple
+
+import numpy as np
+from dask.array.dispatch import concatenate_lookup
+from dask.sizeof import sizeof
+from numpy.typing import NDArray
+
+from dask_redist.arena import Arena, Block
+from dask_redist.partials import Cut, Leaf, Packed, cut_lengths, pack, unpack
+from dask_redist.ranks import Seat
+from dask_redist.reduction import Line, Nothing, Reduction, Stretch
+from dask_redist.run import Gate, RunTable, Tally
+from dask_redist.spec import Index
+
+#: bytes up to which a partial travels in messages
+INLINE = 4096
+#: bytes up to which partials are merged by one rank
+WHOLE = 32 * 1024
+#: bytes of a partial in a cut whose bounds must not depend on the number of ranks
+GRAIN = 32 * 1024
+
+#: reads arrays of a rank in a run, or a cut of each
+Reader = Callable[[Seat, int, Sequence[Leaf], "Cut | None"], list[NDArray[Any]]]
+
+
+class Entry(NamedTuple):
+    """A stretch where it can be read."""
+
+    start: int
+    stop: int
+    packed: Packed
+    nothing: bool
+
+
+class Merged(NamedTuple):
+    """A part of the result where it can be read; ``cut``: which, None: all of it."""
+
+    cut: Cut | None
+    packed: Packed
+
+
+class ReduceRun:
+    """One run of a reduction on one rank.
+
+    Parameters
+    ----------
+    table
+        The run; its outputs are nobody's.
+    arena
+        Where partials and merged cuts are laid.
+    read
+        Reads what other ranks have laid.
+    """
+
+    #: it has something for the exchange, whatever came in
+    rest = True
+
+    def __init__(self, table: RunTable, arena: Arena, read: Reader) -> None:
+        self.table = table
+        self.gate = Gate()
+        self.tally = Tally()
+        self.over = False
+        self.spec: Reduction = table.spec
+        self._arena = arena
+        self._read = read
+        self._line = Line()
+        self._lock = threading.Lock()
+        self._blocks: list[Block] = []
+        self._error: Exception | None = None
+
+    def contribute(self, index: Index, partial: Any) -> None:
+        """Take a partial in, and combine what follows each other; called by task threads.
+
+        Raises
+        ------
+        RunClosed
+            It came too late.
+        """
+        with self.gate.enter():
+            with self._lock:
+                self._line.put(self.spec.place(index), partial)
+            while True:
+                with self._lock:
+                    pair = self._line.pair(self.spec.ahead)
+                if pair is None:
+                    return
+                try:
+                    combined = self.spec.merge.combined([stretch.partial for stretch in pair])
+                except BaseException:
+                    with self._lock:
+                        self._line.put_back(pair)
+                    raise
+                with self._lock:
+                    self._line.join(pair, combined)
+
+    def lay_out(self) -> list[Entry]:
+        """Put the partials where other ranks can read them; the run is closed."""
+        try:
+            return [self._entry(stretch) for stretch in self._line.stretches]
+        except Exception as error:  # told in the exchange: every rank that joined takes part in it
+            self._error = error
+            return []
+        finally:
+            self._line = Line()
+
+    def _entry(self, stretch: Stretch) -> Entry:
+        start, stop, partial = stretch
+        return Entry(start, stop, self._pack(partial), type(partial) is Nothing)
+
+    def exchange(self, table: Sequence[tuple[Seat, list[Entry]]], me: int) -> list[Merged]:
+        """Read and merge the cuts that are this rank's; in the lane.
+
+        Parameters
+        ----------
+        table
+            What each rank that takes part has laid out.
+        me
+            This rank's seat.
+        """
+        if self._error is not None:
+            raise self._error
+        plan = Plan(self.spec, table)
+        return [Merged(cut, self._pack(self._merge(plan, cut))) for cut in plan.cuts_of(me)]
+
+    def _merge(self, plan: Plan, cut: Cut | None) -> Any:
+        partials = []
+        for seat, entry in plan.line:
+            whole = cut is None or entry.nothing
+            arrays = self._read(
+                seat, self.table.number, entry.packed.leaves, None if whole else cut
+            )
+            self.tally.sent[seat.seat] += sum(array.nbytes for array in arrays)
+            partials.append(unpack(entry.packed, arrays))
+        singles = all(entry.stop - entry.start == 1 for _, entry in plan.line)
+        return self.spec.merge.result(partials, self.spec.lengths if singles else None)
+
+    def _pack(self, partial: Any) -> Packed:
+        return pack(partial, self._lay, plain=sizeof(partial) > INLINE)
+
+    def _lay(self, arrays: Sequence[NDArray[Any]]) -> list[int]:
+        blocks = self._arena.allocate([array.nbytes for array in arrays])
+        for block, array in zip(blocks, arrays, strict=True):
+            np.copyto(block.array(array.shape, array.dtype), array)
+        self._blocks += blocks
+        return [block.offset for block in blocks]
+
+
+class Plan:
+    """Who merges what: the same on every rank, since all know the same table."""
+
+    def __init__(self, spec: Reduction, table: Sequence[tuple[Seat, list[Entry]]]) -> None:
+        self.line = sorted(
+            ((seat, entry) for seat, entries in table for entry in entries),
+            key=lambda item: item[1].start,
+        )
+        self._spec = spec
+        self._seats = sorted(seat.seat for seat, _ in table)
+        self._axis, self._length, self._nbytes = self._longest()
+
+    def _longest(self) -> tuple[int, int, int]:
+        """The axis to cut, its length, and the bytes of a partial; -1: there is none."""
+        there = [entry.packed for _, entry in self.line if not entry.nothing]
+        found = {cut_lengths(packed) for packed in there} if self._spec.cuttable else set()
+        nbytes = max((_nbytes(packed) for packed in there), default=0)
+        if len(found) != 1 or nbytes * len(there) <= WHOLE:
+            return -1, 0, nbytes
+        kept = [(n, -a) for a, n in enumerate(found.pop()) if a not in self._spec.axis]
+        length, axis = max(kept, default=(0, 1))
+        return (-axis, length, nbytes) if length > 1 else (-1, 0, nbytes)
+
+    def cuts_of(self, seat: int) -> Iterator[Cut | None]:
+        """The cuts that a rank merges; None is the whole."""
+        if self._axis < 0:
+            if seat == self._fullest():
+                yield None
+            return
+        ranks, rank = len(self._seats), self._seats.index(seat)
+        step = ceil(self._length / ranks)
+        if self._spec.deterministic:
+            step = max(1, self._length * GRAIN // self._nbytes)
+        pieces = ceil(self._length / step)
+        for k in range(pieces * rank // ranks, pieces * (rank + 1) // ranks):
+            yield Cut(self._axis, k * step, min((k + 1) * step, self._length))
+
+    def _fullest(self) -> int:
+        """The rank that holds the most bytes; of several, the one that holds the first partial."""
+        held: dict[int, int] = {}
+        for seat, entry in self.line:
+            held[seat.seat] = held.get(seat.seat, 0) + _nbytes(entry.packed)
+        return max(held, key=lambda seat: held[seat], default=self._seats[0])
+
+
+def _nbytes(packed: Packed) -> int:
+    return len(packed.rest) + sum(
+        int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in packed.leaves
+    )
+
+
+def assemble_result(
+    spec: Reduction, table: Sequence[tuple[Seat, list[Merged]]], number: int, read: Reader
+) -> Any:
+    """The chunk of a reduction's result, read from the ranks that merged it."""
+    parts = sorted(
+        ((seat, merged) for seat, several in table for merged in several),
+        key=lambda part: part[1].cut.start if part[1].cut else 0,
+    )
+    found = []
+    for seat, merged in parts:
+        found.append(unpack(merged.packed, read(seat, number, merged.packed.leaves, None)))
+    if len(found) == 1:
+        return found[0]
+    (axis,) = {merged.cut.axis for _, merged in parts if merged.cut}
+    if not spec.merge.keepdims:
+        axis -= sum(a < axis for a in spec.axis)
+    concatenate = concatenate_lookup.dispatch(type(found[0]))
+    return concatenate(found, axis=axis)
+
+
+def dumped(row: Sequence[Entry] | Sequence[Merged]) -> bytes:
+    """What one rank has, for messages."""
+    return pickle.dumps(list(row))
+
+
+def loaded(table: bytes) -> list[tuple[Seat, Any]]:
+    """What all ranks have: the rows of several, as `dumped` makes them."""
+    return [(seat, pickle.loads(row)) for seat, row in pickle.loads(table)]

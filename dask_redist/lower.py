@@ -1,0 +1,351 @@
+"""Unmodified Dask reductions as one collective reduce: what stands in for Dask's tree.
+
+Every reduction of Dask makes an array of partials and hands it to one function, ``_tree_reduce``.
+What stands in for it builds, for each chunk of the result, one of two graphs:
+
+- *reduced*: where a few large results are made of large partials, each partial is contributed to a
+  run (fused with what makes it), the ranks merge a cut each, one task takes the result
+  (:mod:`dask_redist.deposits`): n_in + 1 + 1 tasks;
+- *gathered*: where partials are small, or where there are results for all ranks anyway, one task
+  gathers the partials of a result, or a few levels of such tasks where they are many: n_in + 1.
+
+A reduction straight after a change of layout starts from what was laid out: the change is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from math import ceil, log, prod
+from typing import Any, NamedTuple
+
+import dask.array as da
+import numpy as np
+from dask._task_spec import GraphNode, List, Task, TaskRef
+from dask.blockwise import BlockIndex, Blockwise
+from dask.blockwise import blockwise as blockwise_layer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.tokenize import tokenize
+from dask.utils import funcname
+from distributed.protocol import pickle
+
+from dask_redist.families import Family, family
+from dask_redist.layer import RedistributeLayer
+from dask_redist.reducing import ReduceTask, TakeTask, contribute_step, reduce, take_result
+from dask_redist.reduction import Merge, Reduction
+from dask_redist.spec import Index
+
+#: bytes of a result's partials up to which one task gathers them
+SMALL = 1 << 20
+#: bytes that one task gathers at most, where partials are many
+GATHERED = 64 << 20
+#: partials that one task gathers at most and at least
+MOST, LEAST = 100, 4
+#: results from which ranks have one each, where the number of ranks must not matter
+MANY = 8
+
+
+class Tree(NamedTuple):
+    """What Dask hands to ``_tree_reduce``."""
+
+    x: da.Array
+    aggregate: Callable[..., Any]
+    axis: Index
+    keepdims: bool
+    dtype: Any
+    split_every: Any = None
+    combine: Callable[..., Any] | None = None
+    name: str | None = None
+    concatenate: bool = True
+    reduced_meta: Any = None
+
+
+def lower(
+    tree: Tree, original: Callable[..., da.Array], ranks: int, deterministic: bool
+) -> da.Array:
+    """A reduction as ranks make it.
+
+    Parameters
+    ----------
+    tree
+        The reduction.
+    original
+        Dask's function: the chunks and meta of what it makes are those of the result.
+    ranks
+        How many ranks there are.
+    deterministic
+        Whether the result must have the same bits on any number of ranks.
+    """
+    kind = family(tree.aggregate, tree.combine, tree.dtype)
+    one_step = {a: max(tree.x.numblocks[a], 2) for a in tree.axis}
+    meta = None if np.dtype(tree.dtype).kind == "m" else tree.reduced_meta
+    plain = original(
+        *tree._replace(aggregate=kind.aggregate, split_every=one_step, reduced_meta=meta)
+    )
+    tree = _before_relayout(tree) if kind.is_known else tree
+    lowering = _Lowering(tree, kind, ranks, deterministic)
+    graph = lowering.gathered() if lowering.is_gathered else lowering.reduced()
+    chunks = _result_chunks(tree)
+    found = da.Array(graph, lowering.name, chunks, meta=plain._meta, dtype=plain.dtype)
+    return found if _same(chunks, plain.chunks) else found.rechunk(plain.chunks, method="tasks")
+
+
+def _same(these: Any, those: Any) -> bool:
+    """Whether chunks are equal; unknown sizes are."""
+    return len(these) == len(those) and all(
+        np.array_equal(a, b, equal_nan=True) for a, b in zip(these, those, strict=True)
+    )
+
+
+def _result_chunks(tree: Tree) -> Any:
+    chunks = [(1,) if a in tree.axis else sizes for a, sizes in enumerate(tree.x.chunks)]
+    if tree.keepdims:
+        return tuple(chunks)
+    return tuple(sizes for a, sizes in enumerate(chunks) if a not in tree.axis)
+
+
+def _before_relayout(tree: Tree) -> Tree:
+    """The reduction of what a change of layout started from, where partials are plainly made."""
+    x = tree.x
+    layer = x.dask.layers[x.name]
+    if not isinstance(layer, Blockwise) or len(layer.indices) != 1 or layer.io_deps:
+        return tree
+    ((source, indices),) = layer.indices
+    change = x.dask.layers.get(source)
+    if not isinstance(change, RedistributeLayer) or indices != layer.output_indices:
+        return tree
+    token = tokenize(x.name, change.name_input)
+    name = f"{funcname(layer.task.func)}-{token}"
+    blocks = tuple(map(len, change.chunks_in))
+    made = _like(layer, name, layer.task.func, [(change.name_input, indices)])
+    made.numblocks = {change.name_input: blocks}
+    layers = {k: v for k, v in x.dask.layers.items() if k != x.name} | {name: made}
+    needs = {k: v for k, v in x.dask.dependencies.items() if k != x.name}
+    graph = HighLevelGraph(layers, needs | {name: {change.name_input}})
+    chunks = tuple(
+        (1,) * len(sizes) if a in tree.axis else sizes for a, sizes in enumerate(change.chunks_in)
+    )
+    return tree._replace(x=da.Array(graph, name, chunks, meta=x._meta))
+
+
+def _like(
+    layer: Blockwise,
+    name: str,
+    function: Callable[..., Any],
+    indices: Any = None,
+    blocks: Index | None = None,
+) -> Blockwise:
+    """The same step by another function, under another name.
+
+    ``indices``: of other inputs; ``blocks``: how many, each of which gets its index as a last
+    argument.
+    """
+    inputs, args = list(indices or layer.indices), list(layer.task.args)
+    if blocks is not None:
+        args.append(TaskRef(f"__dask_blockwise__{len(inputs)}"))
+        inputs.append((BlockIndex(blocks), layer.output_indices))
+    return Blockwise(
+        name,
+        layer.output_indices,
+        Task(name, function, *args, **layer.task.kwargs),
+        inputs,
+        numblocks=layer.numblocks,
+        concatenate=layer.concatenate,
+        new_axes=layer.new_axes,
+        annotations=layer.annotations,
+        io_deps=layer.io_deps,
+    )
+
+
+class _Lowering:
+    """One reduction on its way into a graph."""
+
+    def __init__(self, tree: Tree, kind: Family, ranks: int, deterministic: bool) -> None:
+        self.tree, self.kind, self.ranks, self.deterministic = tree, kind, ranks, deterministic
+        x = tree.x
+        self.axis = tuple(sorted(tree.axis))
+        self.kept = tuple(a for a in range(x.ndim) if a not in self.axis)
+        self.lengths = tuple(x.numblocks[a] for a in self.axis)
+        self.line = list(product(*map(range, self.lengths)))
+        self.indices = list(product(*(range(x.numblocks[a]) for a in self.kept)))
+        prefix = (tree.name or funcname(tree.aggregate)).removesuffix("_agg").strip("_")
+        self._prefix = prefix or "reduction"
+        self._token = tokenize(
+            x.name,
+            *(tree.aggregate, tree.combine, tree.axis, tree.keepdims, tree.dtype),
+            tree.concatenate,
+            deterministic,
+            self.is_gathered or ranks,
+        )
+        step = "aggregate" if self.is_gathered else "take"
+        self.name = f"{self._prefix}-{step}-{self._token}"
+
+    # --------------------------------------------------------------------------- which graph
+    @property
+    def is_gathered(self) -> bool:
+        """Whether one task gathers the partials of a result."""
+        many = MANY if self.deterministic else self.ranks
+        return len(self.indices) >= many or len(self.line) * self.nbytes <= SMALL
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of the largest partial, about; infinite where sizes are unknown."""
+        sizes = (max(self.tree.x.chunks[a], default=0) for a in self.kept)
+        count = prod(float(size) for size in sizes)
+        return count * np.dtype(self.tree.dtype).itemsize if count == count else float("inf")
+
+    @property
+    def may_combine(self) -> bool:
+        """Whether the functions are made for partials of partials."""
+        split = self.tree.split_every or 4
+        if not isinstance(split, dict):
+            split = dict.fromkeys(self.axis, max(int(split ** (1 / len(self.axis))), 2))
+        steps = [
+            log(n, split.get(a, 2))
+            for a, n in zip(self.axis, self.lengths, strict=True)
+            if n > 1 and split.get(a, 2) > 1
+        ]
+        depth = max(map(ceil, steps), default=1)
+        return self.kind.is_known or self.tree.combine is not None or depth > 1
+
+    @property
+    def merge(self) -> Merge:
+        """How partials are merged."""
+        aggregate, combine = self.kind.aggregate, self.kind.combine
+        return Merge(self.axis, self.tree.keepdims, aggregate, combine, self.tree.concatenate)
+
+    def _source(self, index: Index, place: Index) -> Index:
+        """The index of a partial: that of its result, and its place in the line."""
+        found = dict(zip(self.kept, index, strict=True)) | dict(zip(self.axis, place, strict=True))
+        return tuple(found[a] for a in range(self.tree.x.ndim))
+
+    def _result_key(self, index: Index) -> Any:
+        if not self.tree.keepdims:
+            return (self.name, *index)
+        return (self.name, *self._source(index, (0,) * len(self.axis)))
+
+    # ----------------------------------------------------------------------------- gathered
+    def gathered(self) -> HighLevelGraph:
+        """One task a result, or a few levels."""
+        partials, layers, needs = self._mended()
+        graph: dict[Any, GraphNode] = {}
+        size = (
+            max(LEAST, min(MOST, int(GATHERED // max(self.nbytes, 1))))
+            if self.nbytes < float("inf")
+            else LEAST
+        )
+        for index in self.indices:
+            keys: list[Any] = [(partials, *self._source(index, place)) for place in self.line]
+            level = 0
+            while len(keys) > size and self.may_combine:
+                merged = []
+                for k, start in enumerate(range(0, len(keys), size)):
+                    key = (f"{self._prefix}-combine-{self._token}", level, k, *index)
+                    refs = List(*(TaskRef(k) for k in keys[start : start + size]))
+                    graph[key] = Task(key, Merge.combined, self.merge, refs)
+                    merged.append(key)
+                keys, level = merged, level + 1
+            key = self._result_key(index)
+            lengths = None if level else self.lengths
+            graph[key] = Task(
+                key, Merge.result, self.merge, List(*(TaskRef(k) for k in keys)), lengths
+            )
+        layers[self.name] = MaterializedLayer(graph)
+        return HighLevelGraph(layers, needs | {self.name: {partials}})
+
+    def _mended(self) -> tuple[str, dict[str, Layer], dict[str, set[str]]]:
+        """The partials by functions that are put right: their name, and a graph that has them."""
+        x = self.tree.x
+        layers, needs = dict(x.dask.layers), dict(x.dask.dependencies)
+        layer = layers[x.name]
+        function = _function(layer)
+        if function is None or (mended := self.kind.mend(function)) is function:
+            return x.name, layers, needs
+        name = f"{x.name.rpartition('-')[0]}-{self._token}"
+        if isinstance(layer, Blockwise):
+            layers[name] = _like(layer, name, mended)
+        else:
+            layers[name] = MaterializedLayer(
+                {
+                    (name, *key[1:]): Task((name, *key[1:]), mended, TaskRef(source), axis, offset)
+                    for key, (_, source, axis, offset) in layer.items()
+                }
+            )
+        needs[name] = needs[x.name]
+        del layers[x.name], needs[x.name]
+        return name, layers, needs
+
+    # ------------------------------------------------------------------------------ reduced
+    def reduced(self) -> HighLevelGraph:
+        """Contributions, and for each result a fence and a take."""
+        fence = f"{self._prefix}-reduce-{self._token}"
+        name = f"{self._prefix}-contribute-{self._token}"
+        layers, needs = self._contributions(name, fence)
+        ahead = "none"
+        if self.may_combine and not self.deterministic:
+            ahead = "any" if self.kind.commutes else "neighbours"
+        spec = Reduction(
+            self.name,
+            (),
+            self.axis,
+            self.tree.x.numblocks,
+            ahead,
+            self.kind.is_known,
+            self.deterministic,
+            pickle.dumps(self.merge),
+        )
+        graph: dict[Any, GraphNode] = {}
+        for number, index in enumerate(self.indices):
+            part, key, id = replace(spec, index=index), self._result_key(index), (fence, *index)
+            keys: list[Any] = [(name, *self._source(index, place)) for place in self.line]
+            graph[id] = ReduceTask(id, reduce, part, id, List(*(TaskRef(k) for k in keys)))
+            owner = number * self.ranks // len(self.indices)
+            graph[key] = TakeTask(key, take_result, owner, self.ranks, part, TaskRef(id))
+        layers[self.name] = MaterializedLayer(graph)
+        return HighLevelGraph(layers, needs | {self.name: {name}})
+
+    def _contributions(self, name: str, fence: str) -> tuple[dict[str, Layer], dict[str, set[str]]]:
+        """A graph that has the contributions: the steps that make partials, contributing them."""
+        x = self.tree.x
+        layers, needs = dict(x.dask.layers), dict(x.dask.dependencies)
+        layer = layers[x.name]
+        function = _function(layer)
+        if function is None:  # whatever makes them: a step of its own
+            axes = "".join(chr(ord("a") + a) for a in range(x.ndim))
+            step = partial(contribute_step, fence, self.kept, _as_it_is)
+            blocks = BlockIndex(x.numblocks)
+            layers[name] = blockwise_layer(
+                *(step, name, axes, x.name, axes, blocks, axes), numblocks={x.name: x.numblocks}
+            )
+            return layers, needs | {name: {x.name}}
+        step = partial(contribute_step, fence, self.kept, self.kind.mend(function))
+        if isinstance(layer, Blockwise):
+            layers[name] = _like(layer, name, step, blocks=x.numblocks)
+        else:
+            layers[name] = MaterializedLayer(
+                {
+                    (name, *key[1:]): Task(
+                        (name, *key[1:]), step, TaskRef(source), axis, offset, key[1:]
+                    )
+                    for key, (_, source, axis, offset) in layer.items()
+                }
+            )
+        needs[name] = needs[x.name]
+        del layers[x.name], needs[x.name]
+        return layers, needs
+
+
+def _function(layer: Layer) -> Callable[..., Any] | None:
+    """The function that makes partials, where a layer does nothing else."""
+    if isinstance(layer, Blockwise):
+        return layer.task.func if type(layer.task) is Task else None
+    first: Sequence[Any] = next(iter(layer.values()), ())
+    if type(first) is tuple and len(first) == 4 and callable(first[0]):  # an arg-reduction
+        return first[0]  # type: ignore[no-any-return]
+    return None
+
+
+def _as_it_is(partial: Any) -> Any:
+    return partial
