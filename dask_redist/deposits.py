@@ -1,7 +1,7 @@
 """A rank's side of one run of a reduction: partials come in, are cut over the ranks, go out merged.
 
-Task threads *deposit* partials. They stay Python objects, and neighbours are combined as they come,
-so a rank holds few of them. When the run is closed, the arrays in them are laid into the rank's
+Task threads *deposit* partials. They stay Python objects, and neighbours are combined, so a rank
+holds few of them. When the run is closed, the arrays in them are laid into the rank's
 arena, and everybody is told where. In the lane each rank then reads its cut of all partials and
 merges it: a reduce-scatter by reading, in which no rank gets more than its share of the partials.
 Whoever takes the result reads the merged cuts from there.
@@ -29,6 +29,8 @@ from dask_redist.reduction import Line, Nothing, Reduction, Stretch
 from dask_redist.run import Gate, RunTable, Tally
 from dask_redist.spec import Index
 
+#: partials that a rank holds before it combines them
+BATCH = 16
 #: bytes up to which a partial travels in messages
 INLINE = 4096
 #: bytes up to which partials are merged by one rank
@@ -36,7 +38,7 @@ WHOLE = 32 * 1024
 #: bytes of a partial in a cut whose bounds must not depend on the number of ranks
 GRAIN = 32 * 1024
 
-#: reads arrays of a rank in a run, or a cut of each
+#: reads arrays of a rank in a run, or a cut of each: views where that can be
 Reader = Callable[[Seat, int, Sequence[Leaf], "Cut | None"], list[NDArray[Any]]]
 
 
@@ -81,6 +83,8 @@ class ReduceRun:
         self._arena = arena
         self._read = read
         self._line = Line()
+        #: partials that are combined at once: by a ufunc in place as they come
+        self._batch = BATCH if self.spec.merge.ufunc is None else 2
         self._lock = threading.Lock()
         self._blocks: list[Block] = []
         self._error: Exception | None = None
@@ -98,17 +102,19 @@ class ReduceRun:
                 self._line.put(self.spec.place(index), partial)
             while True:
                 with self._lock:
-                    pair = self._line.pair(self.spec.ahead)
-                if pair is None:
+                    batch = self._line.batch(self.spec.ahead, self._batch)
+                if not batch:
                     return
+                partials = [stretch.partial for stretch in batch]
+                own = batch[0].stop - batch[0].start > 1
                 try:
-                    combined = self.spec.merge.combined([stretch.partial for stretch in pair])
+                    combined = self.spec.merge.combined(partials, own)
                 except BaseException:
                     with self._lock:
-                        self._line.put_back(pair)
+                        self._line.put_back(batch)
                     raise
                 with self._lock:
-                    self._line.join(pair, combined)
+                    self._line.join(batch, combined)
 
     def lay_out(self) -> list[Entry]:
         """Put the partials where other ranks can read them; the run is closed."""
@@ -216,14 +222,17 @@ def _nbytes(packed: Packed) -> int:
 def assemble_result(
     spec: Reduction, table: Sequence[tuple[Seat, list[Merged]]], number: int, read: Reader
 ) -> Any:
-    """The chunk of a reduction's result, read from the ranks that merged it."""
+    """The chunk of a result, read from the ranks that merged it; it shares memory with nothing."""
     parts = sorted(
         ((seat, merged) for seat, several in table for merged in several),
         key=lambda part: part[1].cut.start if part[1].cut else 0,
     )
     found = []
     for seat, merged in parts:
-        found.append(unpack(merged.packed, read(seat, number, merged.packed.leaves, None)))
+        arrays = read(seat, number, merged.packed.leaves, None)
+        if len(parts) == 1:
+            arrays = [array.copy() for array in arrays]
+        found.append(unpack(merged.packed, arrays))
     if len(found) == 1:
         return found[0]
     (axis,) = {merged.cut.axis for _, merged in parts if merged.cut}

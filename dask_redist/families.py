@@ -42,6 +42,17 @@ EXTREMES = {
     reductions._nanmin_skip: np.nanmin,
     reductions._nanmax_skip: np.nanmax,
 }
+#: what combines plain partials of a family, element by element, with the same results
+UFUNCS = {
+    chunk.sum: np.add,
+    np.sum: np.add,
+    chunk.prod: np.multiply,
+    chunk.min: np.minimum,
+    chunk.max: np.maximum,
+    chunk.any: np.logical_or,
+    chunk.all: np.logical_and,
+    reductions.mean_agg: np.add,
+}
 NARROW = ("float16", "float32")
 
 
@@ -55,6 +66,8 @@ class Family:
         Dask's functions, put right.
     mend
         What makes a right one of the function for chunks.
+    ufunc
+        What combines plain partials, element by element.
     is_known
         Whether it is one of Dask's own, not a user's.
     commutes
@@ -64,6 +77,7 @@ class Family:
     aggregate: Function
     combine: Function | None
     mend: Callable[[Function], Function]
+    ufunc: np.ufunc | None
     is_known: bool
     commutes: bool
 
@@ -90,7 +104,7 @@ def family(aggregate: Function, combine: Function | None, dtype: Any) -> Family:
             aggregate, mend = _Narrowed(aggregate, dtype), _wide
     elif base is reductions.mean_agg and dtype == np.float16:
         aggregate, mend = _Narrowed(aggregate, dtype), _wide
-    return Family(aggregate, combine, mend, known, commutes)
+    return Family(aggregate, combine, mend, UFUNCS.get(base), known, commutes)
 
 
 def is_wrong_for_one_chunk(aggregate: Function, dtype: Any) -> bool:

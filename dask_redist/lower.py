@@ -4,10 +4,12 @@ Every reduction of Dask makes an array of partials and hands it to one function,
 What stands in for it builds, for each chunk of the result, one of two graphs:
 
 - *reduced*: where a few large results are made of large partials, each partial is contributed to a
-  run (fused with what makes it), the ranks merge a cut each, one task takes the result
-  (:mod:`dask_redist.deposits`): n_in + 1 + 1 tasks;
+  run (fused with what makes it), the ranks merge a cut each, and the fence of the run is the result
+  (:mod:`dask_redist.deposits`);
 - *gathered*: where partials are small, or where there are results for all ranks anyway, one task
-  gathers the partials of a result, or a few levels of such tasks where they are many: n_in + 1.
+  gathers the partials of a result, or a few levels of such tasks where they are many.
+
+Either way there are n_in + n_out tasks.
 
 A reduction straight after a change of layout starts from what was laid out: the change is left out.
 """
@@ -33,7 +35,7 @@ from distributed.protocol import pickle
 
 from dask_redist.families import Family, family
 from dask_redist.layer import RedistributeLayer
-from dask_redist.reducing import ReduceTask, TakeTask, contribute_step, reduce, take_result
+from dask_redist.reducing import ReduceTask, contribute_step, reduce
 from dask_redist.reduction import Merge, Reduction
 from dask_redist.spec import Index
 
@@ -179,7 +181,7 @@ class _Lowering:
             deterministic,
             self.is_gathered or ranks,
         )
-        step = "aggregate" if self.is_gathered else "take"
+        step = "aggregate" if self.is_gathered else "reduce"
         self.name = f"{self._prefix}-{step}-{self._token}"
 
     # --------------------------------------------------------------------------- which graph
@@ -214,7 +216,14 @@ class _Lowering:
     def merge(self) -> Merge:
         """How partials are merged."""
         aggregate, combine = self.kind.aggregate, self.kind.combine
-        return Merge(self.axis, self.tree.keepdims, aggregate, combine, self.tree.concatenate)
+        return Merge(
+            self.axis,
+            self.tree.keepdims,
+            aggregate,
+            combine,
+            self.tree.concatenate,
+            self.kind.ufunc,
+        )
 
     def _source(self, index: Index, place: Index) -> Index:
         """The index of a partial: that of its result, and its place in the line."""
@@ -279,48 +288,51 @@ class _Lowering:
 
     # ------------------------------------------------------------------------------ reduced
     def reduced(self) -> HighLevelGraph:
-        """Contributions, and for each result a fence and a take."""
-        fence = f"{self._prefix}-reduce-{self._token}"
-        name = f"{self._prefix}-contribute-{self._token}"
-        layers, needs = self._contributions(name, fence)
+        """Contributions, and a fence for each result."""
+        name = self.name.replace("-reduce-", "-contribute-")
+        layers, needs = self._contributions(name)
         ahead = "none"
         if self.may_combine and not self.deterministic:
             ahead = "any" if self.kind.commutes else "neighbours"
         spec = Reduction(
-            self.name,
-            (),
-            self.axis,
-            self.tree.x.numblocks,
-            ahead,
-            self.kind.is_known,
-            self.deterministic,
-            pickle.dumps(self.merge),
+            name=self.name,
+            index=(),
+            axis=self.axis,
+            grid=self.tree.x.numblocks,
+            owner=0,
+            ranks=self.ranks,
+            ahead=ahead,
+            cuttable=self.kind.is_known,
+            deterministic=self.deterministic,
+            merging=pickle.dumps(self.merge),
         )
         graph: dict[Any, GraphNode] = {}
         for number, index in enumerate(self.indices):
-            part, key, id = replace(spec, index=index), self._result_key(index), (fence, *index)
-            keys: list[Any] = [(name, *self._source(index, place)) for place in self.line]
-            graph[id] = ReduceTask(id, reduce, part, id, List(*(TaskRef(k) for k in keys)))
             owner = number * self.ranks // len(self.indices)
-            graph[key] = TakeTask(key, take_result, owner, self.ranks, part, TaskRef(id))
+            part, key = replace(spec, index=index, owner=owner), self._result_key(index)
+            keys: list[Any] = [(name, *self._source(index, place)) for place in self.line]
+            graph[key] = ReduceTask(key, reduce, part, key, List(*(TaskRef(k) for k in keys)))
         layers[self.name] = MaterializedLayer(graph)
         return HighLevelGraph(layers, needs | {self.name: {name}})
 
-    def _contributions(self, name: str, fence: str) -> tuple[dict[str, Layer], dict[str, set[str]]]:
+    def _contributions(self, name: str) -> tuple[dict[str, Layer], dict[str, set[str]]]:
         """A graph that has the contributions: the steps that make partials, contributing them."""
         x = self.tree.x
         layers, needs = dict(x.dask.layers), dict(x.dask.dependencies)
         layer = layers[x.name]
         function = _function(layer)
+        kept = self.kept
+        if self.tree.keepdims:
+            kept = tuple(-1 if a in self.axis else a for a in range(x.ndim))
         if function is None:  # whatever makes them: a step of its own
             axes = "".join(chr(ord("a") + a) for a in range(x.ndim))
-            step = partial(contribute_step, fence, self.kept, _as_it_is)
+            step = partial(contribute_step, self.name, kept, _as_it_is)
             blocks = BlockIndex(x.numblocks)
             layers[name] = blockwise_layer(
                 *(step, name, axes, x.name, axes, blocks, axes), numblocks={x.name: x.numblocks}
             )
             return layers, needs | {name: {x.name}}
-        step = partial(contribute_step, fence, self.kept, self.kind.mend(function))
+        step = partial(contribute_step, self.name, kept, self.kind.mend(function))
         if isinstance(layer, Blockwise):
             layers[name] = _like(layer, name, step, blocks=x.numblocks)
         else:

@@ -149,12 +149,17 @@ class PageBudget:
             place = part(target, box)
             self._copy(slot, touched(place, origin), place, part(piece, box))
 
-    def read(self, slot: int, origin: int, array: NDArray[Any], view: NDArray[Any]) -> None:
-        """Copy a view of a mapping to an array, a portion of the budget at a time."""
+    def read(self, slot: int, origin: int, view: NDArray[Any]) -> NDArray[Any]:
+        """A view of a mapping whose pages count from now on; a copy where they are too many."""
 
         def cost(box: tuple[slice, ...]) -> int:
             return len(touched(part(view, box), origin))
 
+        granules = touched(view, origin)
+        if len(granules) <= self.portion:
+            self._register(slot, [slot * _SLOT + granule for granule in granules])
+            return view
+        array = np.empty(view.shape, view.dtype)
         for box in portions(view.shape, cost, self.portion):
             source = part(view, box)
             keys = [slot * _SLOT + granule for granule in touched(source, origin)]
@@ -162,6 +167,7 @@ class PageBudget:
             np.copyto(part(array, box), source)
             if mark != self._dropped:
                 self._register(slot, keys)
+        return array
 
     def _copy(
         self, slot: int, granules: Sequence[int], target: NDArray[Any], piece: NDArray[Any]

@@ -116,14 +116,8 @@ class Peer:
             self._copy(target, piece)
 
     def read(self, view: NDArray[Any]) -> NDArray[Any]:
-        """A copy, in C order, of a `view` or of a part of one."""
-        array = np.empty(view.shape, view.dtype)
-        if view.nbytes:
-            self._fetch(array, view)
-        return array
-
-    def _fetch(self, array: NDArray[Any], view: NDArray[Any]) -> None:
-        np.copyto(array, view)
+        """A `view`, or a part of one, to be read soon: itself, or a copy."""
+        return view
 
     def credit(self, writer: int, nbytes: int) -> None:
         """Tell the owner how much has been written; a writer has a number, and its own counter."""
@@ -165,8 +159,8 @@ class SharedPeer(Peer):
     def _copy(self, target: NDArray[Any], piece: NDArray[Any]) -> None:
         self._pages.write(self._slot, self._origin, target, piece)
 
-    def _fetch(self, array: NDArray[Any], view: NDArray[Any]) -> None:
-        self._pages.read(self._slot, self._origin, array, view)
+    def read(self, view: NDArray[Any]) -> NDArray[Any]:
+        return self._pages.read(self._slot, self._origin, view)
 
     def close(self) -> None:
         self._pages.leave(self._slot)

@@ -35,7 +35,7 @@ from dask_redist.process import Process
 from dask_redist.reach import Reach
 from dask_redist.reduction import Reduction
 from dask_redist.run import RankRun, RunClosed, RunTable
-from dask_redist.spec import Index, PartSpec, Receipt, Reduced, contribution_key
+from dask_redist.spec import Index, PartSpec, Receipt, contribution_key
 
 PLUGIN = "dask_redist"
 
@@ -222,17 +222,7 @@ class Rank(WorkerPlugin):
         self._call(self.worker.scheduler.redist_missing(**self._taking(receipt)))
         raise Reschedule
 
-    def take_result(self, receipt: Reduced, spec: Reduction) -> Any:
-        """The chunk of a reduction's result, read from the ranks that merged it."""
-        try:
-            return assemble_result(spec, loaded(receipt.merged), receipt.number, self.reach.read)
-        except OSError as error:
-            if not has_left(error):
-                raise
-        self._call(self.worker.scheduler.redist_missing(**self._taking(receipt)))
-        raise Reschedule
-
-    def _taking(self, receipt: Receipt | Reduced) -> dict[str, Any]:
+    def _taking(self, receipt: Receipt) -> dict[str, Any]:
         """What this thread is taking, for the scheduler."""
         return {
             "id": receipt.id,
@@ -264,10 +254,22 @@ class Rank(WorkerPlugin):
         reply = await self._fence(id, numbers)
         return Receipt(id, reply["number"], spec.replicated)
 
-    async def reduce(self, id: Any, numbers: set[int]) -> Reduced:
-        """All partials exist: have them merged by the ranks that hold them."""
+    async def reduce(self, id: Any, spec: Reduction, numbers: set[int]) -> Any:
+        """All partials exist: have them merged by the ranks that hold them; the result."""
         reply = await self._fence(id, numbers)
-        return Reduced(id, reply["number"], reply["merged"])
+        number, table, loop = reply["number"], reply["merged"], asyncio.get_running_loop()
+        done = self.worker.scheduler.redist_done
+        try:
+            result = await loop.run_in_executor(
+                self.threads, assemble_result, spec, loaded(table), number, self.reach.read
+            )
+        except OSError as error:
+            if not has_left(error):
+                raise
+            await done(id=id, number=number, missing=True)
+            raise Reschedule from error
+        await done(id=id, number=number, missing=False)
+        return result
 
     async def _fence(self, id: Any, numbers: set[int]) -> dict[str, Any]:
         reply: dict[str, Any] = await self.worker.scheduler.redist_fence(

@@ -90,7 +90,7 @@ class Reach:
     def read(
         self, owner: Seat, number: int, leaves: Sequence[Leaf], cut: Cut | None
     ) -> list[NDArray[Any]]:
-        """Copies of arrays that a rank has laid out in a reduction, or of a cut of each.
+        """Arrays that a rank has laid out in a reduction, or a cut of each; views where possible.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class Reach:
         return arrays
 
     def read_here(self, leaves: Sequence[Leaf], cut: Cut | None) -> list[NDArray[Any]]:
-        """Copies of arrays in this rank's arena, or of a cut of each; for peers."""
+        """Arrays in this rank's arena, or a cut of each; for peers."""
         peer = LocalPeer(self._arena)
         return [_read(peer, leaf, cut) for leaf in leaves]
 

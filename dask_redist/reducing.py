@@ -1,37 +1,31 @@
-"""The three tasks of a reduction: contribute (a chunk's partial) -> reduce (the fence) -> take.
+"""The tasks of a reduction: contribute (a chunk's partial) -> reduce (the fence, and the result).
 
 As those of a redistribution (see :mod:`dask_redist.tasks`), they work in process where no ranks
-are: a contribution is the partial itself, the fence passes them on, the take merges them.
+are: a contribution is the partial itself, the fence merges them.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from dask_redist.errors import RedistError
-from dask_redist.rank import Rank
 from dask_redist.reduction import Reduction
 from dask_redist.spec import Held, Index
-from dask_redist.tasks import FenceTask, PlacedTask, here, on_loop
-
-
-class Partials(NamedTuple):
-    """The partials of a part, in the order of the line, where no ranks are."""
-
-    partials: list[Any]
+from dask_redist.tasks import FenceTask, here, on_loop
 
 
 class ReduceTask(FenceTask):
-    """The fence of one run of a reduction."""
+    """The fence of one run of a reduction, which is also its result; the conductor pins it."""
 
     __slots__ = ()
 
-
-class TakeTask(PlacedTask):
-    """Makes the chunk of a result from what the ranks have merged."""
-
-    __slots__ = ()
+    @property
+    def owner(self) -> tuple[int, int]:
+        """The owner, and the number of ranks that there were when the graph was built."""
+        spec: Reduction = self.args[0]
+        return spec.owner, spec.ranks
 
 
 def contribute_step(
@@ -39,20 +33,21 @@ def contribute_step(
 ) -> int | Held:
     """Make the partial of a chunk and give it to its part's run: the run's number.
 
-    The last argument is the chunk's index; the key of the part's fence is made of ``fence`` and the
-    index along the axes ``kept``. The others are those of ``step``.
+    The last argument is the chunk's index, the others are those of ``step``. The key of the part's
+    fence is ``fence`` and the index along the axes ``kept``, 0 for -1.
     """
     index: Index = args[-1]
     partial = step(*args[:-1], **kwargs)
     rank = here()
     number = None
     if rank is not None:
-        number = rank.deposit((fence, *(index[axis] for axis in kept)), index, partial)
+        id = (fence, *(index[axis] if axis >= 0 else 0 for axis in kept))
+        number = rank.deposit(id, index, partial)
     return Held(index, partial) if number is None else number
 
 
 def reduce(spec: Reduction, id: Any, contributions: Sequence[int | Held]) -> Any:
-    """The fence: every partial exists; have each rank merge its cut of them."""
+    """The fence: every partial exists; have each rank merge its cut of them, and get the result."""
     held = [c for c in contributions if isinstance(c, Held)]
     if held and len(held) < len(contributions):
         raise RedistError(
@@ -61,23 +56,11 @@ def reduce(spec: Reduction, id: Any, contributions: Sequence[int | Held]) -> Any
         )
     if held:
         held.sort(key=lambda c: spec.place(c.place))
-        partials = Partials([c.chunk for c in held])
-        return _now(partials) if on_loop() else partials
+        partials = [c.chunk for c in held]
+        if on_loop():
+            return asyncio.to_thread(spec.merge.result, partials, spec.lengths)
+        return spec.merge.result(partials, spec.lengths)
     rank = here()
     if rank is None:
         raise RedistError(f"the fence of {spec.name!r} runs where there is no rank")
-    return rank.reduce(id, {c for c in contributions if isinstance(c, int)})
-
-
-async def _now(value: Any) -> Any:
-    return value
-
-
-def take_result(owner: int, ranks: int, spec: Reduction, receipt: Any) -> Any:
-    """The chunk of the result."""
-    if isinstance(receipt, Partials):
-        return spec.merge.result(receipt.partials, spec.lengths)
-    rank: Rank | None = here()
-    if rank is None:
-        raise RedistError(f"a chunk of {spec.name!r} is taken where there is no rank")
-    return rank.take_result(receipt, spec)
+    return rank.reduce(id, spec, {c for c in contributions if isinstance(c, int)})

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -58,6 +57,8 @@ class Merge:
         Dask's functions; ``combine`` is None where Dask would not have made use of one.
     concatenate
         Whether they get one array, or nested lists of partials.
+    ufunc
+        What combines plain arrays of one type, element by element, as ``combine`` does.
     """
 
     axis: Index
@@ -65,12 +66,18 @@ class Merge:
     aggregate: Function
     combine: Function | None
     concatenate: bool
+    ufunc: np.ufunc | None = None
 
-    def combined(self, partials: Sequence[Any]) -> Any:
-        """One partial of several, which follow each other in the line."""
+    def combined(self, partials: Sequence[Any], own: bool = False) -> Any:
+        """One partial of several, which follow each other in the line.
+
+        ``own``: the first one is nobody else's, and may be overwritten.
+        """
         there = [p for p in partials if type(p) is not Nothing]
         if len(there) < 2:
             return (there or partials)[0]
+        if self.ufunc is not None and _is_plain(there):
+            return _accumulated(self.ufunc, there, own and partials[0] is there[0])
         return self._apply(self.combine or self.aggregate, self._listed(there), keepdims=True)
 
     def result(self, partials: Sequence[Any], lengths: Index | None = None) -> Any:
@@ -79,6 +86,8 @@ class Merge:
         Where the partials are those of all chunks, the functions get them nested as the chunks are.
         """
         there = [p for p in partials if type(p) is not Nothing] or [p.empty for p in partials]
+        if self.ufunc is not None and len(there) > 1 and _is_plain(there):
+            there = [_accumulated(self.ufunc, there)]
         whole = lengths is not None and len(there) == prod(lengths)
         nested = _nest(there, lengths) if lengths and whole else self._listed(there)
         return self._apply(self.aggregate, nested, keepdims=self.keepdims)
@@ -90,6 +99,34 @@ class Merge:
         if self.concatenate:
             nested = _concatenate2(nested, axes=list(self.axis))
         return function(nested, axis=self.axis, keepdims=keepdims)
+
+
+def _is_plain(partials: Sequence[Any]) -> bool:
+    """Whether a ufunc does: arrays of numbers, of one shape and dtype, or dicts of such."""
+    first = partials[0]
+    if type(first) is dict:
+        return all(type(p) is dict and p.keys() == first.keys() for p in partials) and all(
+            _is_plain([p[key] for p in partials]) for key in first
+        )
+    return (
+        all(
+            type(p) is np.ndarray and p.dtype == first.dtype and p.shape == first.shape
+            for p in partials
+        )
+        and first.dtype.kind in "bifucm"
+        and first.dtype != np.float16
+    )
+
+
+def _accumulated(ufunc: np.ufunc, partials: Sequence[Any], own: bool = False) -> Any:
+    """Partials of :func:`_is_plain`, combined in their order; in the first one where it is own."""
+    first, second, *others = partials
+    if type(first) is dict:
+        return {key: _accumulated(ufunc, [p[key] for p in partials], own) for key in first}
+    total = ufunc(first, second, out=first if own else np.empty_like(first, order="C", subok=False))
+    for other in others:
+        ufunc(total, other, out=total)
+    return total
 
 
 def _nest(partials: Sequence[Any], lengths: Sequence[int]) -> Any:
@@ -116,6 +153,9 @@ class Reduction:
         The array that is made, and the index of this part's chunk in it.
     grid
         Chunks along each axis of what is reduced.
+    owner, ranks
+        The rank that gets the result, and the number of ranks that there were when the graph was
+        built.
     ahead
         Which partials a rank may combine before the reduce: "none", "neighbours" in the line, or
         "any".
@@ -132,6 +172,8 @@ class Reduction:
     index: Index
     axis: Index
     grid: Index
+    owner: int
+    ranks: int
     ahead: str
     cuttable: bool
     deterministic: bool
@@ -169,14 +211,13 @@ class Line:
 
     Examples
     --------
-    >>> add = Merge((0,), False, np.sum, np.sum, True)
     >>> line = Line()
     >>> for place in (0, 2, 1, 5):
-    ...     line.put(place, np.array([1 << place]))
-    ...     while pair := line.pair("neighbours"):
-    ...         line.join(pair, add.combined([stretch.partial for stretch in pair]))
-    >>> [(s.start, s.stop, s.partial.tolist()) for s in line.stretches]
-    [(0, 3, [7]), (5, 6, [32])]
+    ...     line.put(place, [place])
+    ...     if batch := line.batch("neighbours", 3):
+    ...         line.join(batch, sum((stretch.partial for stretch in batch), []))
+    >>> [(s.start, s.stop, s.partial) for s in line.stretches]
+    [(0, 3, [0, 1, 2]), (5, 6, [5])]
     """
 
     def __init__(self) -> None:
@@ -194,22 +235,27 @@ class Line:
             self._seen.add(place)
             self._stretches[place] = Stretch(place, place + 1, partial)
 
-    def pair(self, ahead: str) -> tuple[Stretch, Stretch] | None:
-        """Two stretches that may be combined, taken out until they are joined."""
-        if ahead == "none":
-            return None
-        found = self.stretches
-        for left, right in pairwise(found):
-            if ahead == "any" or left.stop == right.start:
-                del self._stretches[left.start], self._stretches[right.start]
-                return left, right
-        return None
+    def batch(self, ahead: str, least: int) -> list[Stretch]:
+        """Stretches that may be combined, at least so many, taken out until they are joined."""
+        if ahead == "none" or len(self._stretches) < least:
+            return []
+        found: list[Stretch] = []
+        for stretch in self.stretches:
+            if found and ahead != "any" and found[-1].stop != stretch.start:
+                if len(found) >= least:
+                    break
+                found = []
+            found.append(stretch)
+        if len(found) < least:
+            return []
+        for stretch in found:
+            del self._stretches[stretch.start]
+        return found
 
-    def put_back(self, pair: tuple[Stretch, Stretch]) -> None:
+    def put_back(self, batch: Sequence[Stretch]) -> None:
         """They could not be combined."""
-        self._stretches.update((stretch.start, stretch) for stretch in pair)
+        self._stretches.update((stretch.start, stretch) for stretch in batch)
 
-    def join(self, pair: tuple[Stretch, Stretch], partial: Any) -> None:
-        """Put what a pair was combined to in its place."""
-        left, right = pair
-        self._stretches[left.start] = Stretch(left.start, right.stop, partial)
+    def join(self, batch: Sequence[Stretch], partial: Any) -> None:
+        """Put what a batch was combined to in its place."""
+        self._stretches[batch[0].start] = Stretch(batch[0].start, batch[-1].stop, partial)

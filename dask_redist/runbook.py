@@ -21,8 +21,8 @@ class RunBook:
     """Facts about runs, by fence and by number."""
 
     def __init__(self) -> None:
-        #: the part that each fence closes
-        self.specs: dict[Any, PartSpec | Reduction] = {}
+        #: the part (PartSpec or Reduction) that each fence closes
+        self.specs: dict[Any, Any] = {}
         #: reports of the last runs, newest last
         self.reports: deque[RunReport] = deque(maxlen=1000)
         #: layouts that were asked for lately

@@ -31,12 +31,11 @@ from dask_redist.orders import Orders
 from dask_redist.pins import Pins
 from dask_redist.ranks import Seat
 from dask_redist.reducing import ReduceTask
-from dask_redist.reduction import Reduction
 from dask_redist.replicas import Replicas
 from dask_redist.roster import Roster
 from dask_redist.runbook import RunBook
 from dask_redist.spec import PartSpec
-from dask_redist.tasks import FenceTask, PlacedTask
+from dask_redist.tasks import CopyTask, FenceTask
 from dask_redist.watch import PauseWatch
 
 PLUGIN = "dask_redist"
@@ -74,6 +73,7 @@ class SchedulerShell(SchedulerPlugin):
                 "redist_fence": self._fence,
                 "redist_exchanged": self._exchanged,
                 "redist_missing": self._missing,
+                "redist_done": self._done,
                 "redist_copy": self._copy,
                 "redist_runs": self._runs,
                 "redist_memory": self._memory,
@@ -196,11 +196,19 @@ class SchedulerShell(SchedulerPlugin):
         if id not in self.book.specs:
             return  # forgotten meanwhile
         run = self.conductor.runs.get(id)
-        if run is not None and run.number == number and run.votes:
+        if run is not None and run.number == number:
             owner = self._address(id, key)
             if owner is not None and owner != address:
                 return self.pins.pin(key, owner)
         self._act(self.conductor.missing(id, number))
+
+    def _done(self, id: Any, number: int, missing: bool) -> None:
+        """The result of a reduction has been read; ``missing``: from ranks that have left."""
+        run = self.conductor.runs.get(id)
+        if missing:
+            self._act(self.conductor.missing(id, number))
+        elif run is not None and run.number == number:
+            self._act(self.conductor.gone(id))
 
     async def _copy(self, id: Any, number: int, key: Any, address: str) -> None:
         """A replicated chunk is being taken at ``address``: have the other ranks take theirs."""
@@ -218,7 +226,7 @@ class SchedulerShell(SchedulerPlugin):
         """Contributions run where their chunk is; later takes go to their owner."""
         for key in tasks:
             ts = scheduler.tasks.get(key)
-            if ts is not None and isinstance(ts.run_spec, PlacedTask):
+            if ts is not None and isinstance(ts.run_spec, (CopyTask, ReduceTask)):
                 self._place(ts)
             if ts is None or not isinstance(ts.run_spec, FenceTask):
                 continue
@@ -285,8 +293,6 @@ class SchedulerShell(SchedulerPlugin):
     def _address(self, id: Any, take: Any) -> str | None:
         """Where the block of a take is; None if it is in no run."""
         run, spec = self.conductor.runs[id], self.book.specs[id]
-        if isinstance(spec, Reduction):
-            return None
         owner = self.roster.find(run.owners.get(spec.out_number(take[1:]), -1))
         return owner.address if owner is not None else None
 

@@ -133,14 +133,6 @@ class Receipt(NamedTuple):
     replicated: bool
 
 
-class Reduced(NamedTuple):
-    """What the fence of a reduction hands to the take: the run, and where the merged cuts are."""
-
-    id: Any
-    number: int
-    merged: bytes
-
-
 def fence_key(name: str, part: Index, keep: str | None) -> tuple[Any, ...]:
     """The key of a part's fence, which is also the id of its runs.
 

@@ -53,8 +53,8 @@ class OwnTask(Task):
         return True
 
 
-class PlacedTask(OwnTask):
-    """Makes a chunk on its owner; the conductor pins it when the graph arrives."""
+class CopyTask(OwnTask):
+    """Makes a chunk on its owner from a chunk that every rank has; the conductor pins it."""
 
     __slots__ = ()
 
@@ -63,12 +63,6 @@ class PlacedTask(OwnTask):
         """The owner, and the number of ranks that there were when the graph was built."""
         owner, ranks = self.args[:2]
         return owner, ranks
-
-
-class CopyTask(PlacedTask):
-    """Makes a chunk from a chunk that every rank has."""
-
-    __slots__ = ()
 
 
 class FenceTask(OwnTask):
