@@ -187,7 +187,7 @@ class Plan:
         nbytes = max((_nbytes(packed) for packed in there), default=0)
         if len(found) != 1 or nbytes * len(there) <= WHOLE:
             return -1, 0, nbytes
-        kept = [(n, -a) for a, n in enumerate(found.pop()) if a not in self._spec.axis]
+        kept = [(n, -a) for a, n in enumerate(found.pop()) if a not in self._spec.merge.axis]
         length, axis = max(kept, default=(0, 1))
         return (-axis, length, nbytes) if length > 1 else (-1, 0, nbytes)
 
@@ -237,7 +237,7 @@ def assemble_result(
         return found[0]
     (axis,) = {merged.cut.axis for _, merged in parts if merged.cut}
     if not spec.merge.keepdims:
-        axis -= sum(a < axis for a in spec.axis)
+        axis -= sum(a < axis for a in spec.merge.axis)
     concatenate = concatenate_lookup.dispatch(type(found[0]))
     return concatenate(found, axis=axis)
 
