@@ -39,8 +39,8 @@ from dask_redist.reducing import ReduceTask, contribute_step, reduce
 from dask_redist.reduction import Merge, Reduction
 from dask_redist.spec import Index
 
-#: bytes of a result's partials up to which one task gathers them
-SMALL = 1 << 20
+#: bytes of a result's partials up to which one task gathers them: sooner than a run has begun
+SMALL = 16 << 20
 #: bytes that one task gathers at most, where partials are many
 GATHERED = 64 << 20
 #: partials that one task gathers at most and at least
