@@ -257,19 +257,15 @@ class Rank(WorkerPlugin):
     async def reduce(self, id: Any, spec: Reduction, numbers: set[int]) -> Any:
         """All partials exist: have them merged by the ranks that hold them; the result."""
         reply = await self._fence(id, numbers)
-        number, table, loop = reply["number"], reply["merged"], asyncio.get_running_loop()
-        done = self.worker.scheduler.redist_done
+        number, loop = reply["number"], asyncio.get_running_loop()
+        read = partial(assemble_result, spec, loaded(reply["merged"]), number, self.reach.read)
         try:
-            result = await loop.run_in_executor(
-                self.threads, assemble_result, spec, loaded(table), number, self.reach.read
-            )
+            return await loop.run_in_executor(self.threads, read)
         except OSError as error:
             if not has_left(error):
                 raise
-            await done(id=id, number=number, missing=True)
-            raise Reschedule from error
-        await done(id=id, number=number, missing=False)
-        return result
+        await self.worker.scheduler.redist_unread(id=id, number=number)
+        raise Reschedule
 
     async def _fence(self, id: Any, numbers: set[int]) -> dict[str, Any]:
         reply: dict[str, Any] = await self.worker.scheduler.redist_fence(

@@ -73,7 +73,7 @@ class SchedulerShell(SchedulerPlugin):
                 "redist_fence": self._fence,
                 "redist_exchanged": self._exchanged,
                 "redist_missing": self._missing,
-                "redist_done": self._done,
+                "redist_unread": self._unread,
                 "redist_copy": self._copy,
                 "redist_runs": self._runs,
                 "redist_memory": self._memory,
@@ -202,13 +202,9 @@ class SchedulerShell(SchedulerPlugin):
                 return self.pins.pin(key, owner)
         self._act(self.conductor.missing(id, number))
 
-    def _done(self, id: Any, number: int, missing: bool) -> None:
-        """The result of a reduction has been read; ``missing``: from ranks that have left."""
-        run = self.conductor.runs.get(id)
-        if missing:
-            self._act(self.conductor.missing(id, number))
-        elif run is not None and run.number == number:
-            self._act(self.conductor.gone(id))
+    def _unread(self, id: Any, number: int) -> None:
+        """The result of a reduction could not be read: a rank that merged some has left."""
+        self._act(self.conductor.missing(id, number))
 
     async def _copy(self, id: Any, number: int, key: Any, address: str) -> None:
         """A replicated chunk is being taken at ``address``: have the other ranks take theirs."""
@@ -254,6 +250,9 @@ class SchedulerShell(SchedulerPlugin):
             if start == "processing" and isinstance(key, tuple):
                 self.roster.computed(key, kwargs["worker"])
             self.replicas.in_memory(key)
+            run = self.conductor.runs.get(key)
+            if run is not None and not run.votes:  # a reduction: what was merged has been read
+                self._act(self.conductor.gone(key))
             return
         self.roster.forget(key)
         if finish in ("released", "erred", "forgotten"):
