@@ -295,7 +295,7 @@ def rechunk_p2p(
             return x
         if _is_worth(x, chunks, found, settings.policy):
             target = Target(chunks, balanced(chunks, found.size), None)
-            return lay(x, target, found.size, simple=settings.policy == "auto")
+            return lay(x, target, found, simple=settings.policy == "auto")
     elif settings.fallback == "error":
         raise RedistError(f'{found}; fallback="dask" takes Dask\'s own rechunk')
     token = _asking.set(True)

@@ -59,6 +59,8 @@ class RedistributeLayer(Layer):
         Whether merges and splits of a few neighbours may be plain tasks; then owners are open.
     copied
         Whether every rank has the whole input: each owner copies its outputs from that.
+    together
+        Whether all parts are one run.
     keep
         Indices of the wanted output chunks; None for all.
     """
@@ -74,6 +76,7 @@ class RedistributeLayer(Layer):
         ranks: int,
         simple: bool = False,
         copied: bool = False,
+        together: bool = False,
         keep: frozenset[Index] | None = None,
         annotations: Mapping[str, Any] | None = None,
     ) -> None:
@@ -89,10 +92,11 @@ class RedistributeLayer(Layer):
         self.copied = copied
         self.keep = keep
         token = tokenize(
-            name_input, chunks, repr(layout), owners if layout else ranks, simple, copied
+            *(name_input, chunks, repr(layout), owners if layout else ranks),
+            *(simple, copied, together),
         )
         self.name = f"redistribute-{token}"
-        self.overlap = Overlap(chunks_in, chunks)
+        self.overlap = Overlap(chunks_in, chunks, together)
         self._graph: Graph | None = None
 
     def __repr__(self) -> str:

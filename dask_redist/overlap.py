@@ -40,6 +40,8 @@ class Overlap:
     ----------
     chunks_in, chunks_out : tuple of tuple of int
         Chunk sizes, one tuple an axis; both sum to the same shape.
+    together : bool
+        Whether all parts are one.
 
     Raises
     ------
@@ -55,7 +57,7 @@ class Overlap:
     (1,) (slice(3, 4, None),) (slice(0, 1, None),) 1
     """
 
-    def __init__(self, chunks_in: Chunks, chunks_out: Chunks) -> None:
+    def __init__(self, chunks_in: Chunks, chunks_out: Chunks, together: bool = False) -> None:
         for side, chunks in (("input", chunks_in), ("output", chunks_out)):
             if any(not sizes for sizes in chunks):
                 axis = [len(sizes) for sizes in chunks].index(0)
@@ -69,11 +71,12 @@ class Overlap:
                 " both must be chunkings of one shape"
             )
         self.chunks_in, self.chunks_out = chunks_in, chunks_out
+        self.together = together
         self.shape: tuple[int, ...] = shape_in
         self.axes = tuple(map(AxisPieces, edges(chunks_in), edges(chunks_out)))
 
-    def __reduce__(self) -> tuple[type[Overlap], tuple[Chunks, Chunks]]:
-        return Overlap, (self.chunks_in, self.chunks_out)
+    def __reduce__(self) -> tuple[type[Overlap], tuple[Chunks, Chunks, bool]]:
+        return Overlap, (self.chunks_in, self.chunks_out, self.together)
 
     def __len__(self) -> int:
         """Return the number of pieces."""
@@ -91,8 +94,9 @@ class Overlap:
 
     @cached_property
     def parts(self) -> Parts:
-        """The connected components; see `Parts`."""
-        return Parts([a.edges_in for a in self.axes], [a.edges_out for a in self.axes])
+        """The connected components, or all of them together; see `Parts`."""
+        edges_in, edges_out = [a.edges_in for a in self.axes], [a.edges_out for a in self.axes]
+        return Parts(edges_in, edges_out, self.together)
 
     def pieces_of_input(self, index: Sequence[int]) -> Pieces:
         """Return the pieces of one input chunk; `Piece.chunk` is the output chunk."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, repeat
 
 import numpy as np
 
@@ -47,9 +47,9 @@ def _is_simple(inputs: Iterable[int], outputs: Iterable[int]) -> bool:
 class _Segments:
     """The segments of one axis: the segment of each chunk, the chunks of each segment."""
 
-    def __init__(self, edges_in: IntArray, edges_out: IntArray) -> None:
+    def __init__(self, edges_in: IntArray, edges_out: IntArray, together: bool) -> None:
         starts = np.intersect1d(edges_in, edges_out)
-        starts = starts[:-1] if len(starts) > 1 else starts
+        starts = starts[:1] if together else starts[: max(1, len(starts) - 1)]
         self.count = len(starts)
         self.longest = int(np.diff(starts, append=edges_in[-1]).max(initial=0))
         self.of_in, self.inputs = self._place(edges_in, starts)
@@ -65,11 +65,16 @@ class _Segments:
 class Parts:
     """The parts of an overlap, in C order; ``parts[index]`` is one of them.
 
-    ``shape`` is the number of segments along each axis.
+    ``shape`` is the number of segments along each axis. ``together``: there is but one, of all.
     """
 
-    def __init__(self, edges_in: Sequence[IntArray], edges_out: Sequence[IntArray]) -> None:
-        self._axes = tuple(map(_Segments, edges_in, edges_out))
+    def __init__(
+        self,
+        edges_in: Sequence[IntArray],
+        edges_out: Sequence[IntArray],
+        together: bool = False,
+    ) -> None:
+        self._axes = tuple(map(_Segments, edges_in, edges_out, repeat(together)))
         self.shape = tuple(axis.count for axis in self._axes)
 
     def __len__(self) -> int:
@@ -91,11 +96,20 @@ class Parts:
     @property
     def are_simple(self) -> bool:
         """Whether all parts are; see `Part.is_simple`."""
+        return all(self._kinds())
+
+    @property
+    def some_simple(self) -> bool:
+        """Whether some part is; see `Part.is_simple`."""
+        return any(self._kinds())
+
+    def _kinds(self) -> Iterator[bool]:
+        """Whether parts of each kind are simple."""
         kinds = [
             {(len(i), len(o)) for i, o in zip(axis.inputs, axis.outputs, strict=True)}
             for axis in self._axes
         ]
-        return all(_is_simple(*zip(*sides, strict=True)) for sides in product(*kinds) if sides)
+        return (_is_simple(*zip(*sides, strict=True)) for sides in product(*kinds) if sides)
 
     @property
     def largest(self) -> int:

@@ -26,7 +26,7 @@ from dask_redist.layouts import Replicated
 from dask_redist.overlap import Overlap, RankPlan, rank_plan
 from dask_redist.overlap import traffic as count_traffic
 from dask_redist.placement import balanced
-from dask_redist.relayout import Target, resolve, source_of, why_not
+from dask_redist.relayout import Target, are_together, resolve, source_of, why_not
 from dask_redist.reports import RunReport
 
 
@@ -52,6 +52,8 @@ class Plan:
         Why Dask's own rechunk will be used instead; None if it will not.
     copied
         Whether every rank has the whole input and copies its outputs from that.
+    together
+        Whether all parts are one run.
     """
 
     target: Target
@@ -62,11 +64,12 @@ class Plan:
     ranks: Ranks
     fallback: str | None
     copied: bool = False
+    together: bool = False
 
     @cached_property
     def overlap(self) -> Overlap:
         """The index map between the two chunkings."""
-        return Overlap(self.chunks_in, self.target.chunks)
+        return Overlap(self.chunks_in, self.target.chunks, self.together)
 
     @cached_property
     def traffic(self) -> NDArray[np.int64]:
@@ -233,16 +236,22 @@ def plan(x: da.Array, layout: Any, *, client: Client | None = None) -> Plan:
         sizes &= (np.array(chunks) > 0).reshape((-1,) + (1,) * (x.ndim - axis - 1))
     assumed = bool((held[sizes] < 0).any())
     copied = is_replicated(x, client=client)
+    together = are_together(x, target.chunks, ranks)
     if target.layout is None and not assumed and not copied:
-        target = _placed_openly(x, target, held, ranks.size)
+        target = _placed_openly(x, target, held, ranks.size, together)
     if assumed:
         held = balanced(x.chunks, ranks.size)
-    return Plan(target, x.chunks, held, assumed, x.dtype, ranks, why_not(x), copied)
+    reason = why_not(x)
+    return Plan(target, x.chunks, held, assumed, x.dtype, ranks, reason, copied, together)
 
 
-def _placed_openly(x: da.Array, target: Target, held: NDArray[np.int64], ranks: int) -> Target:
+def _placed_openly(
+    x: da.Array, target: Target, held: NDArray[np.int64], ranks: int, together: bool
+) -> Target:
     """The target with the owners that the scheduler will choose."""
-    layer = RedistributeLayer(x.name, x.chunks, target.chunks, x.dtype, target.owners, None, ranks)
+    layer = RedistributeLayer(
+        *(x.name, x.chunks, target.chunks, x.dtype, target.owners, None, ranks), together=together
+    )
     chosen = target.owners.copy()
     for part in layer.overlap.parts:
         spec = layer.part_spec(part)

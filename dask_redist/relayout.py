@@ -15,14 +15,18 @@ from numpy.typing import NDArray
 
 from dask_redist import config
 from dask_redist.boxes import Chunks
-from dask_redist.connect import find_client, ranks_of
+from dask_redist.connect import Ranks, find_client, ranks_of
 from dask_redist.errors import LayoutError, RedistError
 from dask_redist.inspection import is_replicated
 from dask_redist.layer import RedistributeLayer
 from dask_redist.layouts import Layout, Replicated, Slab, as_layout
+from dask_redist.overlap import Overlap
 from dask_redist.placement import balanced
 
 logger = logging.getLogger(__name__)
+
+#: share of all ranks' memory up to which an array is laid out by one run
+TOGETHER = 1 / 8
 
 
 class Target(NamedTuple):
@@ -151,7 +155,8 @@ def redistribute(
     Returns
     -------
     dask.array.Array
-        Of the same shape and dtype, lazy: a graph of n_in + n_parts + n_out tasks. Once computed,
+        Of the same shape and dtype, lazy: a graph of n_in + n_parts + n_out tasks (up to an
+        eighth of all ranks' memory the parts are one). Once computed,
         chunk ``i`` is on the rank that the layout names, C-contiguous, writable, and shares memory
         with nothing; ``x`` is left as it is. Of ``Replicated()`` the one chunk is in memory on
         every rank; from there to another layout no byte moves between ranks.
@@ -186,19 +191,31 @@ def redistribute(
     if fallback not in ("dask", "error"):
         raise ValueError(f'fallback is {fallback!r}; it must be "dask" or "error"')
     client = find_client(client)
-    ranks = ranks_of(client).size
-    target = resolve(x, layout, ranks)
+    ranks = ranks_of(client)
+    target = resolve(x, layout, ranks.size)
     if reason := why_not(x):
         if fallback == "error":
             raise RedistError(f'{reason}; fallback="dask" takes Dask\'s own rechunk')
         logger.warning("%s: Dask's own rechunk is used", reason)
         plain: da.Array = x.rechunk(target.chunks)
         return plain
-    return lay(source_of(x), target, ranks, copied=is_replicated(x, client=client))
+    copied = is_replicated(x, client=client)
+    return lay(source_of(x), target, ranks, copied=copied)
+
+
+def are_together(x: da.Array, chunks: Chunks, ranks: Ranks, simple: bool = False) -> bool:
+    """Whether all parts of a change are one run, which has fewer round trips than many.
+
+    Parts of their own let a pipeline stream: they are for arrays that memory could not hold several
+    times. ``simple``: some parts may be plain tasks.
+    """
+    parts = Overlap(x.chunks, chunks).parts
+    room = TOGETHER * sum(seat.memory_limit for seat in ranks.seats)
+    return x.nbytes <= room and len(parts) > 1 and not (simple and parts.some_simple)
 
 
 def lay(
-    x: da.Array, target: Target, ranks: int, *, simple: bool = False, copied: bool = False
+    x: da.Array, target: Target, ranks: Ranks, *, simple: bool = False, copied: bool = False
 ) -> da.Array:
     """The array as it is to become; see :class:`RedistributeLayer`."""
     layer = RedistributeLayer(
@@ -208,9 +225,10 @@ def lay(
         x.dtype,
         target.owners,
         target.layout,
-        ranks,
+        ranks.size,
         simple=simple,
         copied=copied,
+        together=are_together(x, target.chunks, ranks, simple),
     )
     graph = HighLevelGraph.from_collections(layer.name, layer, dependencies=[x])  # type: ignore[list-item]
     return da.Array(graph, layer.name, target.chunks, meta=x._meta)

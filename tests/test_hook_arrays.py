@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from waiting import nothing_held, until
 
 import dask_redist as dr
-from dask_redist import hook
+from dask_redist import hook, relayout
 from dask_redist.layer import RedistributeLayer
 from dask_redist.tasks import FenceTask, contribute, take
 
@@ -479,11 +479,15 @@ def test_written_to_in_between(client: Client) -> None:
 
 # ------------------------------------------------------------------------ what is not asked for
 @pytest.mark.ranks(2)
-def test_only_what_is_touched_takes_part(client: Client) -> None:
+@pytest.mark.parametrize("share", [0, 1 / 8], ids=["part by part", "together"])
+def test_only_what_is_touched_takes_part(
+    client: Client, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relayout, "TOGETHER", share)
     a = ar(32, 40)
     with dr.enable(policy="always"):
         y = fa(a, (8, 20)).rechunk((32, 5))
-    assert tasks_of(y) == {"contribute": 8, "fence": 2, "take": 8}
+    assert tasks_of(y) == {"contribute": 8, "fence": 1 if share else 2, "take": 8}
     assert tasks_of(y[:, :10]) == {"contribute": 4, "fence": 1, "take": 2}
     assert tasks_of(y[3, 38:]) == {"contribute": 4, "fence": 1, "take": 1}
     with new_runs(client) as new:
