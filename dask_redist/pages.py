@@ -9,10 +9,12 @@ Pages are counted in granules of 64 KiB. Large pieces are written in portions th
 sixteenth of the budget each, so that no single write can exceed it.
 """
 
+from __future__ import annotations
+
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +23,7 @@ from dask_redist import stream
 from dask_redist.segment import Bytes, part
 from dask_redist.syscalls import drop_mapped
 
-__all__ = ["GRANULE", "PageBudget", "portions", "touched"]
+__all__ = ["GRANULE", "PageBudget", "Store", "portions", "store", "touched"]
 
 GRANULE = 64 * 1024
 _SLOT = 1 << 40  # granule numbers of one mapping; more than any address space has
@@ -96,6 +98,48 @@ def portions(
         ]
 
 
+class Store(NamedTuple):
+    """A piece that is to be copied to its target.
+
+    Attributes
+    ----------
+    target, piece : numpy.ndarray
+        Of the same shape and dtype.
+    pages : PageBudget or None
+        This process's budget, if the target lies in another one's memory.
+    slot, origin : int
+        The target's mapping in the budget, and where it begins.
+    """
+
+    target: NDArray[Any]
+    piece: NDArray[Any]
+    pages: PageBudget | None = None
+    slot: int = 0
+    origin: int = 0
+
+    def part(self, box: Sequence[slice]) -> Store:
+        """A part of the piece, and its target."""
+        return self._replace(target=part(self.target, box), piece=part(self.piece, box))
+
+    def granules(self) -> Sequence[int]:
+        """The granules that this store maps."""
+        if self.pages is None or not self.target.nbytes:
+            return range(0)
+        return touched(self.target, self.origin)
+
+
+def store(stores: Sequence[Store]) -> None:
+    """Copy a piece to its target, or pieces that differ only along the last axis of one array.
+
+    Those are copied together, see `dask_redist.stream.copy_all`.
+    """
+    pages = next((one.pages for one in stores if one.pages), None)
+    if pages is None:
+        stream.copy_all([(one.target, one.piece) for one in stores])
+    else:
+        pages.write(stores)
+
+
 class PageBudget:
     """Bounds the bytes of peers' memory that this process keeps mapped; thread-safe.
 
@@ -135,19 +179,25 @@ class PageBudget:
                 for key in [key for key in self._lru if key // _SLOT == slot]:
                     del self._lru[key]
 
-    def write(self, slot: int, origin: int, target: NDArray[Any], piece: NDArray[Any]) -> None:
-        """Copy a piece to a target in a mapping, a portion of the budget at a time."""
+    def write(self, stores: Sequence[Store]) -> None:
+        """Do what `store` does, a portion of the budget at a time."""
 
         def cost(box: tuple[slice, ...]) -> int:
-            return len(touched(part(target, box), origin))
+            return sum(len(one.part(box).granules()) for one in stores)
 
-        granules = touched(target, origin)
-        if len(granules) <= self.portion:
-            self._copy(slot, granules, target, piece)
+        granules = [one.granules() for one in stores]
+        if sum(map(len, granules)) <= self.portion:
+            self._copy(stores, granules)
             return
-        for box in portions(target.shape, cost, self.portion):
-            place = part(target, box)
-            self._copy(slot, touched(place, origin), place, part(piece, box))
+        shape, alone = stores[0].target.shape, len(stores) == 1
+        # Along the last axis each of several has its own length.
+        for box in portions(shape if alone else shape[:-1], cost, self.portion):
+            parts = [one.part(box) for one in stores]
+            if alone or cost(box) <= self.portion:
+                self._copy(parts, [one.granules() for one in parts])
+            else:
+                for one in parts:
+                    self.write([one])
 
     def read(self, slot: int, origin: int, view: NDArray[Any]) -> NDArray[Any]:
         """A view of a mapping whose pages count from now on; a copy where they are too many."""
@@ -157,34 +207,35 @@ class PageBudget:
 
         granules = touched(view, origin)
         if len(granules) <= self.portion:
-            self._register(slot, [slot * _SLOT + granule for granule in granules])
+            self._register([(slot, granules)])
             return view
         array = np.empty(view.shape, view.dtype)
         for box in portions(view.shape, cost, self.portion):
             source = part(view, box)
-            keys = [slot * _SLOT + granule for granule in touched(source, origin)]
-            mark = self._register(slot, keys)
+            keys = [(slot, touched(source, origin))]
+            mark = self._register(keys)
             np.copyto(part(array, box), source)
             if mark != self._dropped:
-                self._register(slot, keys)
+                self._register(keys)
         return array
 
-    def _copy(
-        self, slot: int, granules: Sequence[int], target: NDArray[Any], piece: NDArray[Any]
-    ) -> None:
-        keys = [slot * _SLOT + granule for granule in granules]
-        mark = self._register(slot, keys)
-        stream.copy(target, piece)
+    def _copy(self, stores: Sequence[Store], granules: Sequence[Sequence[int]]) -> None:
+        keys = [
+            (one.slot, touches) for one, touches in zip(stores, granules, strict=True) if one.pages
+        ]
+        mark = self._register(keys)
+        stream.copy_all([(one.target, one.piece) for one in stores])
         if mark != self._dropped:  # another thread may have dropped what was being written
-            self._register(slot, keys)
+            self._register(keys)
 
-    def _register(self, slot: int, keys: Iterable[int]) -> int:
+    def _register(self, keys: Iterable[tuple[int, Iterable[int]]]) -> int:
         with self._lock:
-            if slot not in self._mappings:
-                return self._dropped
-            for key in keys:
-                self._lru[key] = None
-                self._lru.move_to_end(key)
+            for slot, granules in keys:
+                if slot in self._mappings:
+                    for granule in granules:
+                        key = slot * _SLOT + granule
+                        self._lru[key] = None
+                        self._lru.move_to_end(key)
             excess = len(self._lru) - self.limit
             if excess > 0:
                 self._drop([self._lru.popitem(last=False)[0] for _ in range(excess)])

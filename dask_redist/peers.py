@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dask_redist import stream
 from dask_redist.arena import Arena, arena_here
-from dask_redist.pages import PageBudget
+from dask_redist.pages import PageBudget, Store, store
 from dask_redist.segment import CREDITS, NONCE, ArenaCard, Bytes, map_file, part, view_bytes
 from dask_redist.syscalls import PAGE
 
@@ -85,10 +84,10 @@ class Peer:
             raise ValueError(f"offset {offset} lies in the arena's first page, which is no block")
         return view_bytes(memory, offset, shape, np.dtype(dtype))
 
-    def write(
+    def store(
         self, view: NDArray[Any], target_slices: tuple[slice, ...], piece: NDArray[Any]
-    ) -> None:
-        """Write a piece to its place in a block of the peer. Thread-safe for disjoint places.
+    ) -> Store:
+        """A piece and its place in a block of the peer, for `dask_redist.pages.store`.
 
         Parameters
         ----------
@@ -111,9 +110,13 @@ class Peer:
         if self._memory is None:
             raise NotAttached(errno.ESHUTDOWN, "the peer is closed: nothing is written")
         target = part(view, target_slices)
-        piece = matching(piece, target.shape, target.dtype)
-        if target.nbytes:
-            self._copy(target, piece)
+        return self._store(target, matching(piece, target.shape, target.dtype))
+
+    def write(
+        self, view: NDArray[Any], target_slices: tuple[slice, ...], piece: NDArray[Any]
+    ) -> None:
+        """Write a piece to its place, as `store` takes them. Thread-safe for disjoint places."""
+        store([self.store(view, target_slices, piece)])
 
     def read(self, view: NDArray[Any]) -> NDArray[Any]:
         """A `view`, or a part of one, to be read soon: itself, or a copy."""
@@ -127,8 +130,8 @@ class Peer:
             with self._crediting:
                 counters[writer % len(counters)] += nbytes
 
-    def _copy(self, target: NDArray[Any], piece: NDArray[Any]) -> None:
-        stream.copy(target, piece)
+    def _store(self, target: NDArray[Any], piece: NDArray[Any]) -> Store:
+        return Store(target, piece)
 
     def close(self) -> None:
         """Unmap the peer's memory, as soon as writes that are under way have ended."""
@@ -156,8 +159,8 @@ class SharedPeer(Peer):
         self._pages = pages
         self._slot = pages.enrol(memory)
 
-    def _copy(self, target: NDArray[Any], piece: NDArray[Any]) -> None:
-        self._pages.write(self._slot, self._origin, target, piece)
+    def _store(self, target: NDArray[Any], piece: NDArray[Any]) -> Store:
+        return Store(target, piece, self._pages, self._slot, self._origin)
 
     def read(self, view: NDArray[Any]) -> NDArray[Any]:
         return self._pages.read(self._slot, self._origin, view)

@@ -120,6 +120,11 @@ class Pieces:
             map(math.prod, product(*self._sizes)),
         )
 
+    def rows(self) -> Iterator[tuple[Piece, ...]]:
+        """Yield the pieces that differ only along the last axis together."""
+        length = len(self._sizes[-1]) if self._sizes else 1
+        return zip(*[iter(self)] * length, strict=True)
+
 
 def all_pieces(axes: Sequence[AxisPieces]) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
     """Yield all pieces in blocks: flat input chunk, flat output chunk, elements."""

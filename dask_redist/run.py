@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from dask_redist.arena import Block
 from dask_redist.errors import ChunkMismatchError
+from dask_redist.pages import Store, store
 from dask_redist.ranks import Seat
 from dask_redist.spec import Index, PartSpec
-from dask_redist.wires import Place, Wire, unpack
+from dask_redist.wires import MemoryWire, Place, Wire, unpack
 
 
 class RunTable(NamedTuple):
@@ -140,14 +141,18 @@ class RankRun:
             start = time.perf_counter()
             tally = Tally()
             itemsize = spec.dtype.itemsize
-            for chunk_out, source, target, size in spec.overlap.pieces_of_input(
-                spec.local_in(index)
-            ):
-                for seat, wire, place in self._places(chunk_out):
-                    wire.write(place, target, array[source])
-                    tally.sent[seat] += size * itemsize
-                    tally.wires[wire.name] += size * itemsize
-                    tally.pieces += 1
+            for row in spec.overlap.pieces_of_input(spec.local_in(index)).rows():
+                stores: list[Store] = []
+                for chunk_out, source, target, size in row:
+                    for seat, wire, place in self._places(chunk_out):
+                        if isinstance(wire, MemoryWire):
+                            stores.append(wire.store(place, target, array[source]))
+                        else:
+                            wire.write(place, target, array[source])
+                        tally.sent[seat] += size * itemsize
+                        tally.wires[wire.name] += size * itemsize
+                        tally.pieces += 1
+                store(stores)
             tally.writing = time.perf_counter() - start
             with self._lock:
                 self.tally.add(tally)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dask_redist.pages import portions
+from dask_redist.pages import Store, portions, store
 from dask_redist.peers import Peer, matching
 from dask_redist.segment import Bytes, part, view_bytes
 
@@ -81,10 +81,14 @@ class MemoryWire:
         self._views: dict[Place, NDArray[Any]] = {}
 
     def write(self, place: Place, target_slices: tuple[slice, ...], piece: NDArray[Any]) -> None:
+        store([self.store(place, target_slices, piece)])
+
+    def store(self, place: Place, target_slices: tuple[slice, ...], piece: NDArray[Any]) -> Store:
+        """What `write` does, not done yet: pieces of one chunk are better written together."""
         view = self._views.get(place)
         if view is None:
             view = self._views[place] = self._peer.view(place.offset, place.shape, place.dtype)
-        self._peer.write(view, target_slices, piece)
+        return self._peer.store(view, target_slices, piece)
 
     def flush(self) -> None:
         """Nothing: every write has arrived already."""

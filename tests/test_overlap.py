@@ -321,3 +321,14 @@ def test_traffic_of_ten_million_pieces_needs_bounded_memory() -> None:
     assert matrix.sum() == 10_000_000
     assert matrix.sum(axis=1).tolist() == (np.bincount(owners_in.ravel()) * 100).tolist()
     assert peak < 40_000_000
+
+
+@given(overlaps())
+def test_rows_are_the_pieces_that_differ_along_the_last_axis_only(overlap: Overlap) -> None:
+    for index in np.ndindex(*overlap.numblocks_in):
+        pieces = overlap.pieces_of_input(index)
+        rows = list(pieces.rows())
+        assert [piece for row in rows for piece in row] == list(pieces)
+        leads = [{piece.chunk[:-1] for piece in row} for row in rows]
+        assert all(len(lead) == 1 for lead in leads)
+        assert len(set().union(*leads)) == len(rows)

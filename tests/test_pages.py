@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memory_tools import run
 
 from dask_redist.arena import Arena
-from dask_redist.pages import GRANULE, PageBudget, portions, touched
+from dask_redist.pages import GRANULE, PageBudget, Store, portions, touched
 from dask_redist.segment import part
 
 
@@ -88,7 +88,7 @@ def test_portions_are_few() -> None:
 
 def copied(budget: PageBudget, memory: np.ndarray, slot: int, at: int, size: int) -> None:
     target = memory[at * GRANULE : at * GRANULE + size]
-    budget.write(slot, memory.ctypes.data, target, np.full(size, at % 251, "u1"))
+    budget.write([Store(target, np.full(size, at % 251, "u1"), budget, slot, memory.ctypes.data)])
     assert (target == at % 251).all()
 
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_tools import CANARY, second_mapping
 
+from dask_redist import stream
 from dask_redist.arena import Arena, Block
-from dask_redist.pages import GRANULE
-from dask_redist.peers import LocalPeer, NotAttached, Peer
+from dask_redist.pages import GRANULE, PageBudget, store, touched
+from dask_redist.peers import LocalPeer, NotAttached, Peer, attach
 from dask_redist.segment import part
 
 
@@ -129,6 +130,84 @@ def test_large_pieces_through_a_small_budget(target: Target) -> None:
         for skip in range(len(shape)):
             place = tuple(slice(k == skip and n > 1, n) for k, n in enumerate(shape))
             check(target, shape, place, index[place])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_pieces_that_are_written_together(data: st.DataObject) -> None:
+    """Cut along the last axis, into blocks of arenas of both kinds, whatever the budget."""
+    outer = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3)))
+    lengths = data.draw(st.lists(st.integers(0, 70), min_size=1, max_size=8))
+    edges = np.cumsum([0, *lengths])
+    shape = (*outer, int(edges[-1]))
+    whole = np.arange(math.prod(shape), dtype="i4").reshape(shape)
+    kind = data.draw(st.sampled_from(["C", "F", "reversed", "read-only", "broadcast"]))
+    if kind == "F":
+        whole = np.asfortranarray(whole)
+    elif kind == "reversed":
+        whole = whole[::-1, ..., ::-1]
+    elif kind == "broadcast":
+        whole = np.broadcast_to(whole[:1], shape)
+    whole.flags.writeable = False
+    sizes = [math.prod(outer) * (length + 1) * 4 for length in lengths]
+    arenas = [Arena(1 << 26, keep=0) for _ in range(3)]
+    pages = PageBudget(data.draw(st.sampled_from([1, 16, 17, 160, 4000])) * GRANULE)
+    peers: list[Peer] = [LocalPeer(arenas[0])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dask_redist.peers.arena_here", lambda _: None)
+        peers += [attach(arena.card, pages) for arena in arenas[1:]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "LEAST", 1)
+        patch.setattr(stream, "ROW", 0)
+        blocks, stores = [], []
+        for size, k, u in zip(sizes, edges[:-1], edges[1:], strict=True):
+            owner = data.draw(st.integers(0, 2))
+            (block,) = arenas[owner].allocate([size])
+            block.array((size,), "u1")[:] = CANARY
+            blocks.append(block)
+            view = peers[owner].view(block.offset, (*outer, u - k + 1), "<i4")
+            at = (*map(slice, outer), slice(1, None))
+            stores.append(peers[owner].store(view, at, whole[..., k:u]))
+        store(stores)
+    assert pages.mapped <= pages.limit * GRANULE
+    for block, k, u in zip(blocks, edges[:-1], edges[1:], strict=True):
+        expected = np.full((*outer, (u - k + 1) * 4), CANARY, "u1").view("i4")
+        expected[..., 1:] = whole[..., k:u]
+        assert (block.array(expected.shape, "i4") == expected).all()
+    for peer, arena in zip(peers, arenas, strict=True):
+        peer.close()
+        arena.close()
+
+
+@pytest.mark.parametrize(("portion", "together"), [(16, 8), (4, 1)])
+def test_pieces_together_take_a_portion_of_the_budget_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, portion: int, together: int
+) -> None:
+    arena, pages, calls = Arena(1 << 26, keep=0), PageBudget(16 * portion * GRANULE), []
+    monkeypatch.setattr("dask_redist.peers.arena_here", lambda _: None)
+    peer = attach(arena.card, pages)
+    whole = np.arange(400 * 800.0).reshape(400, 800)
+    blocks = arena.allocate([400 * 100 * 8] * 8)
+    stores = []
+    for k, block in enumerate(blocks):
+        view = peer.view(block.offset, (400, 100), "<f8")
+        stores.append(peer.store(view, (slice(None),) * 2, whole[:, 100 * k : 100 * (k + 1)]))
+    copy_all = stream.copy_all
+
+    def watched(copies: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        origin = stores[0].origin
+        assert sum(len(touched(to, origin)) for to, _ in copies) <= portion
+        calls.append(len(copies))
+        copy_all(copies)
+
+    monkeypatch.setattr(stream, "copy_all", watched)
+    store(stores)
+    assert set(calls) == {together}
+    assert pages.mapped == len({g for one in stores for g in one.granules()}) * GRANULE
+    for k, block in enumerate(blocks):
+        assert (block.array((400, 100), "f8") == whole[:, 100 * k : 100 * (k + 1)]).all()
+    peer.close()
+    arena.close()
 
 
 def test_what_does_not_match_is_refused(target: Target) -> None:

@@ -18,12 +18,16 @@ from numpy.typing import NDArray
 from test_overlap import overlaps
 from test_spec import part_of
 
+from dask_redist import stream
 from dask_redist.arena import Arena, block_of
 from dask_redist.errors import ChunkMismatchError
 from dask_redist.overlap import Overlap
+from dask_redist.pages import GRANULE
+from dask_redist.peers import LocalPeer, PageBudget, attach
 from dask_redist.run import Gate, Outputs, RankRun, RunClosed, RunTable, Tally, checked
 from dask_redist.segment import view_bytes
 from dask_redist.spec import PartSpec
+from dask_redist.wires import MemoryWire as MemoryWireOfPeer
 from dask_redist.wires import MessageWire, Place, Wire
 
 MARGIN = 64
@@ -219,6 +223,57 @@ def test_every_wanted_element_arrives_and_nothing_else(
         for local in np.ndindex(*spec.grid_in)
         for piece in overlap.pieces_of_input(local)
     )
+
+
+@settings(deadline=None)
+@given(data=st.data(), overlap=overlaps(), order=st.sampled_from(["C", "F", "reversed"]))
+def test_pieces_of_a_row_through_wires_of_all_kinds(
+    data: st.DataObject, overlap: Overlap, order: str
+) -> None:
+    """Memory of this process, of another one within a small budget, and messages."""
+    spec = part_of(overlap)
+    chosen = st.lists(st.integers(-1, 2), min_size=spec.n_out, max_size=spec.n_out)
+    seats = np.array(data.draw(chosen), np.int64)
+    array, pages = numbered(overlap.shape), PageBudget(GRANULE)
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "LEAST", 1)
+        patch.setattr(stream, "ROW", 0)
+        patch.setattr("dask_redist.peers.arena_here", lambda _: None)
+        arenas = [stack.enter_context(contextlib.closing(Arena(1 << 20, keep=0))) for _ in range(3)]
+        shared = stack.enter_context(contextlib.closing(attach(arenas[1].card, pages)))
+        blocks = [
+            arenas[max(seat, 0)].allocate([math.prod(spec.out_shape(spec.local_out(out))) * 8])[0]
+            for out, seat in enumerate(seats.tolist())
+        ]
+        for block in blocks:
+            block.array((block.nbytes,), "u1")[:] = CANARY
+        outputs = Outputs(spec, dict(enumerate(blocks)))
+        kinds: dict[int, Wire] = {
+            0: MemoryWireOfPeer(LocalPeer(arenas[0])),
+            1: MemoryWireOfPeer(shared),
+            2: MessageWire(outputs.receive, 64),
+        }
+        offsets = np.array([block.offset for block in blocks], np.int64)
+        run = RankRun(RunTable("id", 1, spec, seats, offsets, {}), lambda table, seat: kinds[seat])
+        for index in data.draw(st.permutations(indices_in(spec))):
+            chunk = in_part(spec, array, index)
+            if order == "F":
+                chunk = chunk.copy(order="F")
+            elif order == "reversed":
+                chunk = np.flip(np.flip(chunk).copy())
+            run.contribute(index, chunk)
+        run.exchange()
+        assert run.tally.pieces == sum(
+            seats[spec.flat_out(piece.chunk)] >= 0
+            for local in np.ndindex(*spec.grid_in)
+            for piece in overlap.pieces_of_input(local)
+        )
+        for out, block in enumerate(blocks):
+            if seats[out] >= 0:
+                found = block.array(spec.out_shape(spec.local_out(out)), "i8")
+                assert np.array_equal(found, out_part(spec, array, out))
+            else:
+                assert (block.array((block.nbytes,), "u1") == CANARY).all()
 
 
 HALVES = Overlap(((2, 2),), ((4,),))

@@ -3,6 +3,7 @@
 import math
 import platform
 import shutil
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,89 @@ def test_a_box_is_copied_and_nothing_else(case: tuple[NDArray[Any], ...]) -> Non
     np.copyto(target, before)
     stream.copy(place, what)
     assert target.tobytes() == expected.tobytes()
+
+
+def cut(array: NDArray[Any], lengths: list[int]) -> list[NDArray[Any]]:
+    """An array in parts along its last axis."""
+    edges = np.cumsum([0, *lengths])
+    return [array[..., k:u] for k, u in pairwise(edges)]
+
+
+@given(boxes(), st.data())
+def test_parts_of_a_row_are_copied_and_nothing_else(
+    case: tuple[NDArray[Any], ...], data: st.DataObject
+) -> None:
+    """In one call or not; into targets of their own or of others; some of them not at all."""
+    target, place, what = case
+    if not what.ndim:
+        return
+    cuts = data.draw(st.lists(st.integers(0, what.shape[-1]), max_size=6))
+    edges = sorted({0, *cuts, what.shape[-1]})
+    pairs = []
+    for k, u in pairwise(edges):
+        kind = data.draw(st.sampled_from(["in the box", "apart", "unwanted"]))
+        if kind == "in the box":
+            pairs.append((place[..., k:u], what[..., k:u]))
+        elif kind == "apart":  # contiguous, as the outputs of a change of layout are
+            shape = (*what.shape[:-1], u - k)
+            shift, nbytes = data.draw(st.integers(0, 63)), math.prod(shape) * what.itemsize
+            memory = np.full(nbytes + 128, 0xA5, np.uint8)
+            aside = np.ndarray(shape, what.dtype, buffer=memory, offset=shift)
+            pairs.append((aside, what[..., k:u]))
+    memories = [target, *(to.base for to, _ in pairs if isinstance(to.base, np.ndarray))]
+    before = [memory.copy(order="K") for memory in memories]
+    for to, part_of_it in pairs:
+        np.copyto(to, part_of_it)
+    expected = [memory.tobytes() for memory in memories]
+    for memory, old in zip(memories, before, strict=True):
+        np.copyto(memory, old)
+    stream.copy_all(pairs)
+    assert [memory.tobytes() for memory in memories] == expected
+
+
+@pytest.mark.parametrize("shift", [0, 1, 32])
+@pytest.mark.parametrize(
+    ("shape", "lengths"),
+    [
+        ((700, 256), [8] * 32),  # lines
+        ((700, 250), [8] * 26 + [7] * 6),  # parts of lines, which make whole ones
+        ((3, 200, 256), [64] * 4),
+        ((5, 3, 40, 129), [100, 1, 28]),
+        ((9, 5000), [2500, 2499, 1]),  # a row is more than a block of rows
+        ((3, 12000), [2048, 9952]),
+        ((4097, 11), [1] * 11),
+    ],
+)
+def test_rows_that_are_cut(shape: tuple[int, ...], lengths: list[int], shift: int) -> None:
+    source = np.arange(math.prod(shape), dtype="f8").reshape(shape)
+    memories, targets = [], []
+    for length in lengths:
+        inner = (*shape[:-1], length)
+        memories.append(np.full(math.prod(inner) * 8 + 128, 0xA5, np.uint8))
+        start = -memories[-1].ctypes.data % 64 + shift
+        targets.append(np.ndarray(inner, "f8", buffer=memories[-1], offset=start))
+    stream.copy_all(list(zip(targets, cut(source, lengths), strict=True)))
+    for memory, target, expected in zip(memories, targets, cut(source, lengths), strict=True):
+        assert (target == expected).all()
+        start = target.__array_interface__["data"][0] - memory.ctypes.data
+        assert (memory[:start] == 0xA5).all()
+        assert (memory[start + target.nbytes :] == 0xA5).all()
+
+
+@pytest.mark.skipif(not stream.is_compiled(), reason="needs the compiled copy")
+def test_parts_of_a_row_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(stream, "_stream", lambda count, *_: calls.append(count))
+    wide = np.arange(80 * 40).reshape(80, 40)
+    reverse, narrow = wide[:, ::-1], np.asfortranarray(wide)
+    for source, expected in ((wide, [3]), (reverse, [1] * 3), (narrow, [1] * 3)):
+        calls.clear()
+        pairs = [(np.empty(p.shape, p.dtype), p) for p in cut(source, [8, 15, 17])]
+        stream.copy_all(pairs)
+        assert calls == expected
+    calls.clear()
+    stream.copy_all([(np.empty(40, wide.dtype), wide[k]) for k in range(2)])
+    assert calls == [1, 1]
 
 
 @pytest.mark.parametrize("shift", [0, 1, 8, 63])
