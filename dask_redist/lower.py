@@ -177,9 +177,7 @@ class _Lowering:
         self._token = tokenize(
             x.name,
             *(tree.aggregate, tree.combine, tree.axis, tree.keepdims, tree.dtype),
-            tree.concatenate,
-            deterministic,
-            self.is_gathered or ranks,
+            *(tree.concatenate, tree.split_every, deterministic, self.is_gathered or ranks),
         )
         step = "aggregate" if self.is_gathered else "reduce"
         self.name = f"{self._prefix}-{step}-{self._token}"
@@ -240,11 +238,7 @@ class _Lowering:
         """One task a result, or a few levels."""
         partials, layers, needs = self._mended()
         graph: dict[Any, GraphNode] = {}
-        size = (
-            max(LEAST, min(MOST, int(GATHERED // max(self.nbytes, 1))))
-            if self.nbytes < float("inf")
-            else LEAST
-        )
+        merge, size = self.merge, max(LEAST, int(min(MOST, GATHERED // max(self.nbytes, 1))))
         for index in self.indices:
             keys: list[Any] = [(partials, *self._source(index, place)) for place in self.line]
             level = 0
@@ -253,14 +247,13 @@ class _Lowering:
                 for k, start in enumerate(range(0, len(keys), size)):
                     key = (f"{self._prefix}-combine-{self._token}", level, k, *index)
                     refs = List(*(TaskRef(k) for k in keys[start : start + size]))
-                    graph[key] = Task(key, Merge.combined, self.merge, refs)
+                    graph[key] = Task(key, Merge.combined, merge, refs)
                     merged.append(key)
                 keys, level = merged, level + 1
             key = self._result_key(index)
             lengths = None if level else self.lengths
-            graph[key] = Task(
-                key, Merge.result, self.merge, List(*(TaskRef(k) for k in keys)), lengths
-            )
+            refs = List(*(TaskRef(k) for k in keys))
+            graph[key] = Task(key, Merge.result, merge, refs, lengths)
         layers[self.name] = MaterializedLayer(graph)
         return HighLevelGraph(layers, needs | {self.name: {partials}})
 
