@@ -18,6 +18,7 @@ import logging
 import threading
 from contextvars import ContextVar
 from importlib.metadata import version
+from math import prod
 from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -42,6 +43,12 @@ METHOD = "array.rechunk.method"
 CHOICES = {"policy": ("auto", "always"), "fallback": ("dask", "error")}
 #: share of all ranks' memory that the largest part of an array may have under policy "auto"
 ROOM = 0.5
+#: bytes up to which a change takes as long as its tasks, not as its bytes
+SMALL = 8 * 2**20
+#: tasks that take as long as a fence
+FENCE = 10
+#: Dask's tasks, as a share of ours, up to which they are faster (they also wait for data)
+FEW = 0.75
 #: seconds that workers have for their answer when a rechunk connects the cluster
 PATIENCE = 10.0
 
@@ -61,8 +68,9 @@ class enable:
     policy : {"auto", "always"}, optional
         "auto": parts that merge a few neighbouring chunks or split one chunk into a few (up to 16)
         stay plain tasks, and arrays of which one part is larger than half of all ranks' memory are
-        left to Dask, which can use its disk. "always": every change is a collective. Default:
-        ``redist.policy``.
+        left to Dask, which can use its disk. Arrays of up to 8 MiB become Dask's tasks where those
+        are at most three quarters of ours (a chunk before or after is one task of ours, a part ten
+        more). "always": every change is a collective. Default: ``redist.policy``.
     fallback : {"dask", "error"}, optional
         What to do where there can be no collective (no cluster, elements that are no plain bytes,
         unknown chunk sizes): Dask's own rechunk, or :class:`RedistError`. Default:
@@ -274,6 +282,10 @@ def rechunk_p2p(
         if x.chunks == chunks:  # there and back again
             return x
         if _is_worth(x, chunks, found, settings.policy):
+            if settings.policy == "auto":
+                few = _few_tasks(x, chunks, threshold, block_size_limit)
+                if few is not None:
+                    return few
             target = Target(chunks, balanced(chunks, found.size), None)
             return lay(x, target, found.size, simple=settings.policy == "auto")
     elif settings.fallback == "error":
@@ -316,3 +328,19 @@ def _is_worth(x: da.Array, chunks: Chunks, ranks: Ranks, policy: str) -> bool:
     parts = Overlap(x.chunks, chunks).parts
     room = ROOM * sum(seat.memory_limit for seat in ranks.seats)
     return not parts.are_simple and parts.largest * x.dtype.itemsize <= room
+
+
+def _few_tasks(
+    x: da.Array, chunks: Chunks, threshold: int | None, block_size_limit: int | None
+) -> da.Array | None:
+    """Dask's own rechunk in tasks, where the array is small and they are few."""
+    if x.nbytes > SMALL:
+        return None
+    ours = 0
+    for part in Overlap(x.chunks, chunks).parts:
+        n_in, n_out = (prod(map(len, side)) for side in (part.inputs, part.outputs))
+        ours += n_out if part.is_simple else n_in + n_out + FENCE
+    plain: da.Array = dask_rechunk(x, chunks, threshold, block_size_limit, method="tasks")
+    layers = plain.dask.layers
+    theirs = sum(len(layers[name]) for name in layers.keys() - x.dask.layers.keys())
+    return plain if theirs <= FEW * ours else None
