@@ -46,6 +46,10 @@ OURS, AUTO = "ours", "auto"
 P2P, DISK, TASKS = "p2p", "p2p disk", "tasks"
 GRAPH, COPY = "graph", "copy"
 WAYS = (OURS, AUTO, P2P, DISK, TASKS, GRAPH, COPY)
+#: bytes of a field whose size nobody gave: the largest of these that fits
+SIZES = tuple(mib * 2**20 for mib in (1024, 512, 256, 128, 64, 32))
+#: fields that have to be in memory at once
+FIELDS = 6
 #: seconds after which a change begins no further round, once it has one
 ENOUGH = 60.0
 
@@ -99,6 +103,17 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """All that, and the two figures that it comes to."""
         return asdict(self) | {"over_dask": self.ratio, "over_floor": self.over_floor}
+
+
+# ---------------------------------------------------------------------------------- the size
+def room(ranks: Ranks) -> int:
+    """Bytes of the largest field that fits in the memory of the ranks."""
+    return sum(seat.memory_limit for seat in ranks.seats) // FIELDS
+
+
+def largest(ranks: Ranks) -> int:
+    """The largest of `SIZES` that fits; the smallest where none does."""
+    return next((nbytes for nbytes in SIZES if nbytes <= room(ranks)), SIZES[-1])
 
 
 # ------------------------------------------------------------------------------- the changes

@@ -28,12 +28,15 @@ from dask_redist import demo as show
 from dask_redist.bench import (
     GRAPH,
     P2P,
+    SIZES,
     TASKS,
     Result,
     changes,
     compare,
+    largest,
     picture,
     require_matplotlib,
+    room,
 )
 from dask_redist.bench import WAYS as BENCH_WAYS
 from dask_redist.cluster import local_ranks, ranks_at
@@ -224,8 +227,8 @@ def _bytes(size: str) -> int:
 
 
 def _six_fit(ranks: Ranks, nbytes: int, size: str) -> None:
-    if 6 * nbytes > (limit := sum(seat.memory_limit for seat in ranks.seats)):
-        fits = format_bytes(limit // 6)
+    if nbytes > room(ranks):
+        fits = f"{room(ranks) // 2**20} MiB"
         raise RedistError(f"six fields of {size} do not fit in memory: use --size {fits!r}")
 
 
@@ -291,7 +294,11 @@ def verdict(steps: list[show.Step]) -> str:
 # ------------------------------------------------------------------------------------- bench
 @main.command()
 @_on_a_cluster
-@click.option("--size", default="512 MiB", show_default=True, help="Bytes of the field.")
+@click.option(
+    "--size",
+    show_default=f"the largest of {', '.join(f'{n // 2**20}' for n in SIZES)} MiB that fits",
+    help="Bytes of the field.",
+)
 @click.option(
     "--chunks",
     type=click.IntRange(1),
@@ -307,7 +314,7 @@ def bench(
     scheduler: str | None,
     scheduler_file: str | None,
     ranks: int | None,
-    size: str,
+    size: str | None,
     chunks: int,
     rounds: int,
     only: str,
@@ -320,10 +327,11 @@ def bench(
     persisted input to persisted output, warm, medians of interleaved rounds; all is checked.
     """
     cluster = _cluster(scheduler, scheduler_file, ranks)
-    nbytes = _bytes(size)
+    given = None if size is None else _bytes(size)
     results = []
     with _one_line_errors(), _progress() as progress, cluster as (client, found):
-        _six_fit(found, nbytes, size)
+        nbytes = largest(found) if given is None else given
+        _six_fit(found, nbytes, size or format_bytes(nbytes))
         if png is not None:
             require_matplotlib()
         every = changes(nbytes, found.size, chunks)
@@ -332,6 +340,8 @@ def bench(
             names = "; ".join(map(str, every))
             raise RedistError(f"no change has {only!r} in its name: {names}")
         progress.console.print(_ranks_in_words(found))
+        if given is None:
+            progress.console.print(f"fields of {format_bytes(nbytes)}, the largest that fit")
         task = progress.add_task("", total=len(wanted) * (rounds + 1) * len(BENCH_WAYS))
         for change in wanted:
             progress.update(task, description=str(change))

@@ -32,10 +32,10 @@ from dask_redist import config
 from dask_redist.boxes import Chunks
 from dask_redist.connect import Ranks, find_client, is_connected, ranks_there
 from dask_redist.errors import RedistError
-from dask_redist.overlap import Overlap
 from dask_redist.placement import balanced
 from dask_redist.reducehook import ReduceHook
 from dask_redist.relayout import Target, lay, source_of, why_not
+from dask_redist.worth import few_tasks, is_worth
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,6 @@ CHOICES = {
     "fallback": ("dask", "error"),
     "deterministic": (False, True),
 }
-#: share of all ranks' memory that the largest part of an array may have under policy "auto"
-ROOM = 0.5
 #: seconds that workers have for their answer when a rechunk connects the cluster
 PATIENCE = 10.0
 
@@ -67,8 +65,9 @@ class enable:
     policy : {"auto", "always"}, optional
         "auto": parts that merge a few neighbouring chunks or split one chunk into a few (up to 16)
         stay plain tasks, and arrays of which one part is larger than half of all ranks' memory are
-        left to Dask, which can use its disk. "always": every change is a collective. Default:
-        ``redist.policy``.
+        left to Dask, which can use its disk. Arrays of up to 8 MiB become Dask's tasks where those
+        are at most three quarters of ours (a chunk before or after is one task of ours, a part ten
+        more). "always": every change is a collective. Default: ``redist.policy``.
     fallback : {"dask", "error"}, optional
         What to do where there can be no collective (no cluster, elements that are no plain bytes,
         unknown chunk sizes): Dask's own rechunk, or :class:`RedistError`. Default:
@@ -293,7 +292,11 @@ def rechunk_p2p(
         x = source_of(x)
         if x.chunks == chunks:  # there and back again
             return x
-        if _is_worth(x, chunks, found, settings.policy):
+        if is_worth(x, chunks, found, settings.policy):
+            if settings.policy == "auto":
+                few = few_tasks(x, chunks, threshold, block_size_limit)
+                if few is not None:
+                    return few
             target = Target(chunks, balanced(chunks, found.size), None)
             return lay(x, target, found, simple=settings.policy == "auto")
     elif settings.fallback == "error":
@@ -330,17 +333,6 @@ def _cluster() -> Ranks | str:
         logger.warning("Dask's own rechunk is used on this client's cluster: %s", error)
         return str(error)
     return ranks if ranks.size else "the cluster has no workers yet"
-
-
-def _is_worth(x: da.Array, chunks: Chunks, ranks: Ranks, policy: str) -> bool:
-    """Whether the change is to be a collective."""
-    if x.size == 0:
-        return False  # nothing moves
-    if policy == "always":
-        return True
-    parts = Overlap(x.chunks, chunks).parts
-    room = ROOM * sum(seat.memory_limit for seat in ranks.seats)
-    return not parts.are_simple and parts.largest * x.dtype.itemsize <= room
 
 
 def _reduce_settings() -> tuple[str, bool] | None:

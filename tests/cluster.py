@@ -20,12 +20,14 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+import pytest
 from dask.delayed import delayed
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster, wait
 from numpy.typing import NDArray
 
 import dask_redist as dr
+from dask_redist import worth
 from dask_redist.layer import RedistributeLayer
 from dask_redist.reports import RunReport
 
@@ -279,3 +281,11 @@ def new_runs(client: Client) -> Iterator[Callable[[], list[RunReport]]]:
 def rank_counts(text: str) -> tuple[int, ...]:
     """The rank counts of a command line option."""
     return tuple(int(word) for word in text.split(","))
+
+
+@contextmanager
+def auto_as_if_large() -> Iterator[None]:
+    """Policy "auto", which does not count tasks here: as for an array that is not small."""
+    with pytest.MonkeyPatch.context() as patch, dr.enable(policy="auto"):
+        patch.setattr(worth, "SMALL", 0)
+        yield

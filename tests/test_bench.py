@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ from cluster import ranks_in_threads
 from distributed import Client
 
 from dask_redist import bench, cli, connect
+from dask_redist.connect import Ranks
 from dask_redist.errors import RedistError
 from dask_redist.field import indexed_field
 from dask_redist.grids import Slab
 from dask_redist.relayout import redistribute
 
+MIB = 2**20
 STAGES = {"build", "submit", "create", "contribute", "fence", "take", "writing"}
 
 
@@ -120,6 +124,58 @@ def test_the_command(tmp_path: Path) -> None:
         fastest = min(found["seconds"]["p2p"], found["seconds"]["tasks"])
         assert found["over_dask"] == fastest / found["seconds"]["ours"]
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+def lend(client: Client, memory: int, monkeypatch: pytest.MonkeyPatch) -> list[bench.Change]:
+    """Have the command use these ranks, as if they had so much memory; what it is to measure."""
+    found = connect(client)
+    seats = (seat._replace(memory_limit=memory // found.size) for seat in found.seats)
+    poorer = replace(found, seats=tuple(seats))
+    monkeypatch.setattr(cli, "local_ranks", lambda n: nullcontext((client, poorer)))
+    wanted: list[bench.Change] = []
+
+    def compare(client: Client, ranks: Ranks, change: bench.Change, *rest: Any) -> bench.Result:
+        wanted.append(change)
+        return result(1.0, 2.0, 3.0)
+
+    monkeypatch.setattr(cli, "compare", compare)
+    return wanted
+
+
+@pytest.mark.parametrize(
+    ("memory", "mib"),
+    [(2**40, 1024), (6 * 2**30, 1024), (6 * 2**30 - 3, 512), (600 * MIB, 64), (192 * MIB, 32)],
+)
+def test_without_a_size_it_takes_one_that_fits(
+    client: Client, monkeypatch: pytest.MonkeyPatch, memory: int, mib: int
+) -> None:
+    wanted = lend(client, memory, monkeypatch)
+    said = CliRunner().invoke(cli.main, ["bench", "--only", "Slab.X -> Slab.Y 32:32"])
+    assert said.exit_code == 0, said.output
+    size = "1.00 GiB" if mib == 1024 else f"{mib}.00 MiB"
+    assert f"fields of {size}, the largest that fit\n" in said.output
+    assert wanted[0] in bench.changes(mib * MIB, 3)
+
+
+def test_a_size_that_fits_is_taken(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = lend(client, 6 * MIB, monkeypatch)
+    said = CliRunner().invoke(cli.main, ["bench", "--size", "1 MiB", "--only", "Slab.Z 32:32"])
+    assert said.exit_code == 0, said.output
+    assert "the largest" not in said.output
+    assert [change.nbytes for change in wanted] == [MIB]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size"), [(["--size", "32MiB"], "32MiB"), ([], "32.00 MiB")], ids=str
+)
+def test_what_does_not_fit_is_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch, arguments: list[str], size: str
+) -> None:
+    wanted = lend(client, 6 * 17 * MIB - 3, monkeypatch)
+    said = CliRunner().invoke(cli.main, ["bench", *arguments])
+    assert said.exit_code == 1
+    assert f"six fields of {size} do not fit in memory: use --size '16 MiB'" in said.output
+    assert not wanted
 
 
 def test_no_such_change() -> None:

@@ -14,7 +14,7 @@ import dask.array as da
 import dask.base
 import numpy as np
 import pytest
-from cluster import ar, check, fa, facts, leftovers, new_runs, placed, same
+from cluster import ar, auto_as_if_large, check, fa, facts, leftovers, new_runs, placed, same
 from dask._task_spec import Alias
 from dask.delayed import delayed
 from distributed import Client, wait
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from waiting import nothing_held, until
 
 import dask_redist as dr
-from dask_redist import hook, relayout
+from dask_redist import relayout, worth
 from dask_redist.layer import RedistributeLayer
 from dask_redist.tasks import FenceTask, contribute, take
 
@@ -311,7 +311,7 @@ def test_neighbours_stay_with_dask(client: Client, name: str) -> None:
 def test_seventeen_neighbours_are_many(client: Client) -> None:
     a = ar(17, 3)
     with new_runs(client) as new:
-        with dr.enable():
+        with auto_as_if_large():
             same(fa(a, (1, 3)).rechunk((17, 3)).compute(), a)
             same(fa(a, (17, 3)).rechunk((1, 3)).compute(), a)
         assert len(new()) == 2
@@ -324,7 +324,7 @@ MIXED = ar(38, 7)
 
 def mixed(x: da.Array | None = None) -> da.Array:
     x = da.from_array(MIXED, chunks=MIXED_IN, name=False) if x is None else x
-    with dr.enable():
+    with auto_as_if_large():
         y: da.Array = x.rechunk(MIXED_OUT)
     assert layer_of(y).simple
     return y
@@ -344,7 +344,7 @@ MIXED_2D_IN, MIXED_2D_OUT = ((4, 4, 3, 3), (3, 3, 5)), ((8, 2, 4), (6, 5))
 @pytest.mark.parametrize("unoptimised", [False, True])
 def test_a_mixed_array_in_two_dimensions(client: Client, unoptimised: bool) -> None:
     a = ar(14, 11)
-    with dr.enable():
+    with auto_as_if_large():
         y = fa(a, MIXED_2D_IN).rechunk(MIXED_2D_OUT)
     same(y.compute(scheduler="sync", optimize_graph=not unoptimised), a)
     with new_runs(client) as new:
@@ -402,7 +402,7 @@ def test_chunks_that_stay_as_they_are_are_not_copied(client: Client) -> None:
 
 @pytest.mark.ranks(2)
 def test_what_does_not_fit_is_left_to_dask(client: Client) -> None:
-    room = hook.ROOM * sum(seat.memory_limit for seat in dr.connect(client).seats)
+    room = worth.ROOM * sum(seat.memory_limit for seat in dr.connect(client).seats)
     fits, chunk = int(room) // (8 * 32), 8
     for length, ours in ((fits, True), (2 * fits, False)):
         x = da.zeros((length, 32), chunks=(length, chunk))
@@ -413,6 +413,62 @@ def test_what_does_not_fit_is_left_to_dask(client: Client) -> None:
         assert (y.name == stock.name) is not ours
         with dr.enable(policy="always"):
             assert is_lazy_change(x.rechunk((-(-length // 4), 32)))
+
+
+#: the shape, chunks before and after, and whether Dask's tasks are so few that they are taken
+SMALL: dict[str, tuple[tuple[int, ...], Any, Any, bool]] = {
+    "through one chunk": ((61, 39), (1, -1), (-1, 1), True),  # 79 tasks, ours are 101
+    "through one chunk, as many": ((64, 64), (1, -1), (-1, 1), False),
+    "through one chunk to few": ((64, 8), (1, -1), (-1, 1), True),
+    "through one chunk to many": ((8, 64), (1, -1), (-1, 1), False),
+    "two parts": ((4, 5, 4), (1, -1, -1), (2, -1, 2), True),
+    "four parts": ((16, 5, 16), (1, -1, -1), (4, -1, 4), False),
+    "eight parts, each through one chunk": ((64, 5, 8), (1, -1, -1), (8, -1, 1), False),
+    "all to all": ((4, 4), (1, -1), (-1, 1), False),
+    "all to two": ((4, 4), (1, -1), (-1, 2), True),
+    "edges that move": ((12,), 3, 4, True),
+    "more edges that move": ((1333,), 31, 43, False),
+    "more edges that move, in parts": ((128,), 2, 3, True),
+    "squares": ((30, 30), (6, 6), (5, 5), False),
+    "a merge of many": ((40, 3), (1, -1), (20, -1), True),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_arrays_stay_with_dask_where_tasks_are_few(client: Client, name: str) -> None:
+    shape, before, after, are_few = SMALL[name]
+    a = ar(*shape)
+    x = fa(a, before)
+    tasks = x.rechunk(after, method="tasks")
+    with new_runs(client) as new:
+        with dr.enable():
+            y = x.rechunk(after)
+        assert (y.name == tasks.name) is are_few
+        assert is_lazy_change(y) is not are_few
+        same(y.compute(), a)
+        assert bool(new()) is not are_few
+    with dr.enable(policy="always"):
+        assert is_lazy_change(x.rechunk(after))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("more", [0, 1])
+def test_of_larger_arrays_tasks_are_not_counted(client: Client, more: int) -> None:
+    length = worth.SMALL // 64 + more
+    x = da.zeros((64, length), dtype="i1", chunks=(1, length))
+    with dr.enable():
+        y = x.rechunk((64, -(-length // 8)))
+    assert is_lazy_change(y) is bool(more)
+
+
+@pytest.mark.ranks(2)
+def test_what_stays_with_dask_is_planned_as_the_user_says(client: Client) -> None:
+    x = fa(ar(61, 39), (1, 39))
+    told = x.rechunk((61, 1), threshold=100, method="tasks")
+    with dr.enable():
+        y = x.rechunk((61, 1), threshold=100)  # no way through one chunk: 2418 tasks
+    assert len(told.dask.layers) == len(x.dask.layers) + 1
+    assert is_lazy_change(y)
 
 
 # ------------------------------------------------------------------- one change after another

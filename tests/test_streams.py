@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 import pytest
 import zarr
-from cluster import ar, check, fa, new_runs
+from cluster import ar, auto_as_if_large, check, fa, new_runs
 from distributed import Client, LocalCluster, Worker
 from numpy.typing import NDArray
 from zarr.codecs import BloscCodec
@@ -232,7 +232,7 @@ def test_parts_of_few_chunks_stay_plain_tasks(client: Client) -> None:
     """Merges and splits of 4, 16 and 17 chunks in one change of layout: only those of 17 run."""
     array = ar(74, 6)
     many, few = (1,) * 37, (4, 16, 17)
-    with dr.enable(policy="auto"):
+    with auto_as_if_large():
         y = fa(array, (many + few, 6)).rechunk((few + many, 6))
     tasks = dict(y.dask.layers[y.name]).values()
     assert sum(isinstance(task, FenceTask) for task in tasks) == 2
