@@ -9,6 +9,7 @@ Slab.Y
 """
 
 from dask_redist import config as _config  # defaults of redist.*
+from dask_redist import dist
 from dask_redist.boxes import Box
 from dask_redist.connect import Ranks, connect
 from dask_redist.errors import (
@@ -58,6 +59,7 @@ __all__ = [
     "Slab",
     "Uneven",
     "connect",
+    "dist",
     "enable",
     "layout_of",
     "lshape_map",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dask_redist.layouts import Replicated
 from dask_redist.placement import fewest_moved
 from dask_redist.spec import PartSpec
 
@@ -31,13 +32,15 @@ def assign(spec: PartSpec, ranks: int, held: NDArray[Any]) -> NDArray[np.int64]:
 
     Returns
     -------
-    ndarray of int64, (spec.n_out,), or (ranks,) for the copies of a replicated one
+    ndarray of int64, (spec.n_out,), or one for each copy of a replicated one
         A layout's owners as they are. Without a layout: where all inputs are in memory, the
         balanced placement that moves the fewest bytes; otherwise C order balanced by bytes.
     """
-    if spec.replicated:
-        return np.arange(ranks)
     owners = spec.owners
+    if isinstance(spec.layout, Replicated):
+        if spec.layout.ranks is None:
+            return np.arange(ranks)
+        owners = spec.layout.held_by(spec.ranks)
     if spec.ranks != ranks:
         logger.info(
             "%s was laid out for %d ranks and runs on %d: its chunks are spread over those",
@@ -46,6 +49,7 @@ def assign(spec: PartSpec, ranks: int, held: NDArray[Any]) -> NDArray[np.int64]:
             ranks,
         )
         owners = owners * ranks // spec.ranks
+        owners = np.unique(owners) if spec.replicated else owners
     if spec.layout is not None or (held < 0).any():
         return owners
     start = owners.reshape(spec.grid_out)

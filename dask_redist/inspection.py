@@ -65,9 +65,9 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
         return made.layout
     found = find_client(client)
     ranks = ranks_of(found).size
-    owners, asked_for, replicated = _placed(made, x, found, wait=True)
-    if replicated and owners.size == 1:
-        return Replicated()
+    owners, asked_for, copies = _placed(made, x, found, wait=True)
+    if copies and owners.size == 1:
+        return Replicated() if len(copies) == ranks else Replicated(copies)
     named = match_layout(x.chunks, owners, ranks)
     return named or next((at for at in asked_for if _is(at, x, owners, ranks)), None)
 
@@ -149,7 +149,8 @@ def is_replicated(x: da.Array, *, client: Client) -> bool:
     """Whether every one of several ranks has the one chunk of a persisted array in memory."""
     if x.npartitions != 1 or _made_by(x) != x.name or client.asynchronous:
         return False
-    return _placed(x.name, x, client)[2]
+    copies = _placed(x.name, x, client)[2]
+    return len(copies) > 1 and len(copies) == ranks_of(client).size
 
 
 def _made_by(x: da.Array) -> RedistributeLayer | str | None:
@@ -185,9 +186,9 @@ def _is(layout: Layout, x: da.Array, owners: NDArray[np.int64], ranks: int) -> b
 
 def _placed(
     name: str, x: da.Array, client: Client, wait: bool = False
-) -> tuple[NDArray[np.int64], list[Layout], bool]:
+) -> tuple[NDArray[np.int64], list[Layout], list[int]]:
     """The rank of each chunk of the array ``name``, chunked like x; layouts lately asked for;
-    whether all ranks have all of it.
+    the ranks that have all of it by layout, or all ranks.
 
     ``wait``: until nothing of it is being computed any more.
     """
@@ -201,4 +202,4 @@ def _placed(
             "(redist.timeout); wait for them: distributed.wait(x)"
         )
     owners = np.array(found["owners"], np.int64).reshape(x.numblocks)
-    return owners, pickle.loads(found["layouts"]), found["replicated"]
+    return owners, pickle.loads(found["layouts"]), found["copies"]

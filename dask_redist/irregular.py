@@ -236,46 +236,75 @@ class Boxes(Layout):
         return f"Boxes ({ranks} boxes of {min(sizes)} to {max(sizes)} elements, one a rank)"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, init=False)
 class Replicated(Layout):
     """Let every rank hold the whole array, as one chunk.
+
+    Parameters
+    ----------
+    ranks : sequence of int, optional
+        These ranks only, the others hold nothing; default: all.
 
     Examples
     --------
     >>> Replicated().chunks((4, 3), ranks=2), Replicated().box(1, (4, 3), ranks=2).shape
     (((4,), (3,)), (4, 3))
+    >>> Replicated([0, 2]).lshape_map((4, 3), ranks=3).tolist()
+    [[4, 3], [0, 0], [4, 3]]
     """
 
+    ranks: tuple[int, ...] | None
+
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        if ranks is not None:
+            ranks = integers(ranks, "Replicated ranks", least=0)
+            if not ranks or len(set(ranks)) < len(ranks):
+                raise LayoutError(f"Replicated ranks {ranks}: name at least one, and each once")
+        object.__setattr__(self, "ranks", ranks and tuple(sorted(ranks)))
+
     def __repr__(self) -> str:
-        return "Replicated()"
+        return f"Replicated({'' if self.ranks is None else _brief(self.ranks)})"
+
+    def held_by(self, ranks: int) -> IntArray:
+        """Return the ranks that hold a copy."""
+        held = range(ranks) if self.ranks is None else self.ranks
+        return np.array(held, dtype=np.int64)
 
     def check(self, shape: Sequence[int], ranks: int) -> None:
         """Raise `LayoutError` for a shape or a number of ranks that cannot be."""
         admit(shape, ranks)
+        for rank in self.ranks or ():
+            check_rank(rank, ranks)
 
     def chunks(self, shape: Sequence[int], ranks: int, max_chunks: int = MAX_CHUNKS) -> Chunks:
         """Return one chunk; see `Layout.chunks`."""
+        self.check(shape, ranks)
         return tuple((length,) for length in admit(shape, ranks)[0])
 
     def owners(self, shape: Sequence[int], ranks: int, max_chunks: int = MAX_CHUNKS) -> IntArray:
-        """Return rank 0 for the one chunk, of which every other rank holds a copy."""
-        return np.zeros((1,) * len(admit(shape, ranks)[0]), dtype=np.int64)
+        """Return the first rank that holds the one chunk; every other one holds a copy."""
+        self.check(shape, ranks)
+        return np.full((1,) * len(shape), self.held_by(ranks)[0], dtype=np.int64)
 
     def box(self, rank: int, shape: Sequence[int], ranks: int) -> Box:
-        """Return the whole array's box."""
-        lengths, ranks = admit(shape, ranks)
+        """Return the whole array's box, or an empty one."""
+        self.check(shape, ranks)
         check_rank(rank, ranks)
-        return Box((0,) * len(lengths), lengths)
+        lengths = admit(shape, ranks)[0]
+        lower = (0,) * len(lengths)
+        return Box(lower, lengths if rank in self.held_by(ranks) else lower)
 
     def lshape_map(self, shape: Sequence[int], ranks: int) -> IntArray:
-        """Return the whole shape for every rank; see `Layout.lshape_map`."""
-        lengths, ranks = admit(shape, ranks)
-        return np.tile(np.array(lengths, dtype=np.int64), (ranks, 1))
+        """Return the whole shape for every rank that holds it; see `Layout.lshape_map`."""
+        self.check(shape, ranks)
+        shapes = np.zeros((ranks, len(shape)), dtype=np.int64)
+        shapes[self.held_by(ranks)] = shape
+        return shapes
 
     def spell(self, shape: Sequence[int], ranks: int) -> str:
         """Return the name and, in parentheses, on how many ranks the copies are."""
         self.check(shape, ranks)
-        return f"Replicated() (whole on each of {ranks})"
+        return f"{self!r} (whole on each of {len(self.held_by(ranks))})"
 
 
 def _brief(row: Sequence[object], brackets: str = "()") -> str:

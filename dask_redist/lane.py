@@ -42,6 +42,8 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._next = 0  # no ticket has this number: nothing is executed before begin
+        #: the last ticket of which nothing is left to do
+        self.done = 0
         self._jobs: dict[int, Callable[[], object] | None] = {}
         self._closed = False
         self._changed = threading.Condition()
@@ -52,6 +54,7 @@ class Lane:
         """Execute what comes after ``last``, the last ticket before this rank joined."""
         with self._changed:
             self._next = last + 1
+            self.done = last
             self._jobs = {t: job for t, job in self._jobs.items() if t > last}
             self._changed.notify()
 
@@ -102,4 +105,5 @@ class Lane:
                 job()
             except BaseException:  # the job tells its run; all other runs need this thread
                 logger.exception("ticket %d failed", self._next - 1)
+        self.done = self._next - 1
         return True

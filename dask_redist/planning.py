@@ -79,8 +79,9 @@ class Plan:
             elements = count_traffic(self.overlap, np.zeros_like(self.owners_in), owners, ranks)
             return np.diag(elements[0]) * self.dtype.itemsize
         elements = count_traffic(self.overlap, self.owners_in, owners, ranks)
-        if isinstance(self.target.layout, Replicated):  # each rank gets what its owner gets
-            elements = np.tile(elements[:, :1], ranks)
+        if isinstance(self.target.layout, Replicated):  # each copy gets what its owner gets
+            held = self.target.layout.held_by(ranks)
+            elements[:, held] = elements[:, held[:1]]
         return elements * self.dtype.itemsize
 
     @property
@@ -136,7 +137,7 @@ class Plan:
     def _held(self, rank: int) -> int:
         """Bytes of the input on a rank."""
         if isinstance(self.target.layout, Replicated):
-            return int(self.traffic[rank, rank])
+            return int(self.traffic[rank].max())
         return int(self.traffic.sum() if self.copied else self.traffic[rank].sum())
 
     def rank(self, rank: int) -> RankPlan:

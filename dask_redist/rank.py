@@ -122,6 +122,7 @@ class Rank(WorkerPlugin):
             "redist_close": self._close,
             "redist_vote": self._vote,
             "redist_dead": self._dead,
+            "redist_barrier": self._barrier,
             "redist_reach": self._reach,
             "redist_memory": self._memory,
         }
@@ -367,6 +368,13 @@ class Rank(WorkerPlugin):
                 return True
             await asyncio.sleep(0.02)
         return False
+
+    async def _barrier(self, ticket: int) -> bool:
+        """Whether all that the lane had to do up to a ticket is done, in time."""
+        deadline = time.monotonic() + self.timeout
+        while self.lane.done < ticket and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        return self.lane.done >= ticket
 
     async def _reach(self, seats: Iterable[Any]) -> dict[int, str]:
         return self.reach.wires(seats)

@@ -75,6 +75,7 @@ class SchedulerShell(SchedulerPlugin):
                 "redist_missing": self._missing,
                 "redist_unread": self._unread,
                 "redist_copy": self._copy,
+                "redist_barrier": self._barrier,
                 "redist_runs": self._runs,
                 "redist_memory": self._memory,
             }
@@ -89,7 +90,7 @@ class SchedulerShell(SchedulerPlugin):
     # ---------------------------------------------------------------------- asked by clients
     async def _owners(self, keys: Collection[Any], timeout: float) -> dict[str, Any]:
         """The rank of each chunk, -1 where it is not in memory; layouts lately asked for;
-        whether all ranks have all chunks.
+        the ranks that have all chunks, where that is by layout or all ranks do.
 
         Chunks that are being computed are waited for; ``pending``: how many did not come.
         """
@@ -100,14 +101,24 @@ class SchedulerShell(SchedulerPlugin):
                 break
             await asyncio.sleep(0.02)
         layouts = pickle.dumps(list(self.book.layouts))
-        everywhere = {seat.address for seat in self.roster.ranks.table()}
+        numbers = self.roster.numbers()
+        copies = set(numbers).intersection(*map(self.roster.holders, keys))
+        kept = len(copies) == len(numbers) or all(key in self.replicas for key in keys)
         return {
             "owners": self.roster.owners(keys),
             "layouts": layouts,
             "pending": pending,
-            "replicated": len(everywhere) > 1
-            and all(everywhere <= self.roster.holders(key) for key in keys),
+            "copies": sorted(numbers[a] for a in copies) if kept and len(copies) > 1 else [],
         }
+
+    async def _barrier(self, ranks: Collection[int]) -> dict[str, Any]:
+        """Wait until all that the lanes of these ranks had to do is done; who did not answer."""
+        table = self.roster.ranks.table()
+        seats = [seat for rank, seat in enumerate(table) if rank in ranks]
+        asked = (self.roster.ask(s, "redist_barrier", ticket=self.conductor.ticket) for s in seats)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        late = [s for s, answer in zip(seats, answers, strict=True) if answer is not True]
+        return {"late": [self.roster.name(s) for s in late]}
 
     def _runs(self) -> bytes:
         return pickle.dumps(list(self.book.reports))

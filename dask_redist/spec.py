@@ -72,7 +72,7 @@ class PartSpec:
 
     @property
     def replicated(self) -> bool:
-        """Whether every rank gets the output; then the outputs are numbered by rank."""
+        """Whether several ranks get the output; then the outputs are its copies."""
         return isinstance(self.layout, Replicated)
 
     @property

@@ -54,7 +54,7 @@ class OwnTask(Task):
 
 
 class CopyTask(OwnTask):
-    """Makes a chunk on its owner from a chunk that every rank has; the conductor pins it."""
+    """Makes a chunk on its owner from chunks that are there; the conductor pins it."""
 
     __slots__ = ()
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from test_spec import part_of
 
 from dask_redist.assign import assign
 from dask_redist.boxes import IntArray
+from dask_redist.layouts import Replicated
 from dask_redist.overlap import Overlap
 from dask_redist.placement import balanced, fewest_moved
 
@@ -101,6 +103,17 @@ def test_other_ranks_than_laid_out_for(
         assert assign(spec, ranks, np.array([-1])).tolist() == expected
     (record,) = caplog.records
     assert f"was laid out for 6 ranks and runs on {ranks}" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"), [(1, [0]), (2, [0, 1]), (5, [0, 1, 4]), (6, [1, 2, 5]), (7, [1, 2, 5])]
+)
+def test_copies_are_on_the_ranks_that_the_layout_names(ranks: int, expected: list[int]) -> None:
+    """One each; spread where there are other ranks than it was laid out for."""
+    spec = replace(part_of(Overlap(((4,),), ((4,),)), ranks=6), layout=Replicated([1, 5, 2]))
+    assert assign(spec, ranks, np.array([0])).tolist() == expected
+    everywhere = replace(spec, layout=Replicated())
+    assert assign(everywhere, ranks, np.array([0])).tolist() == list(range(ranks))
 
 
 def test_as_many_ranks_as_laid_out_for_are_not_worth_a_line(

@@ -300,3 +300,15 @@ def test_a_closed_lane_takes_no_ticket(busy: bool) -> None:
     go_on.set()
     wait_for(lambda: not threads())
     assert not done
+
+
+def test_done_says_what_has_been_executed() -> None:
+    lane, go = begun(4), threading.Event()
+    assert lane.done == 4
+    lane.submit(6, None)
+    lane.submit(5, go.wait)
+    time.sleep(0.05)
+    assert lane.done == 4, "5 is being executed"
+    go.set()
+    wait_for(lambda: lane.done == 6)
+    lane.close()

@@ -213,6 +213,22 @@ def test_replicated(shape: tuple[int, ...], ranks: int) -> None:
         assert layout.shape(rank, shape, ranks) == shape
 
 
+@settings(deadline=None)
+@given(shapes(), RANKS, st.data())
+def test_replicated_on_some(shape: tuple[int, ...], ranks: int, data: st.DataObject) -> None:
+    held = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1))
+    layout = Replicated(data.draw(st.permutations(sorted(held))))
+    assert layout == Replicated(sorted(held))
+    assert layout.held_by(ranks).tolist() == sorted(held)
+    assert layout.chunks(shape, ranks) == tuple((length,) for length in shape)
+    assert layout.owners(shape, ranks).ravel().tolist() == [min(held)]
+    nothing = (0,) * len(shape)
+    for rank, row in enumerate(layout.lshape_map(shape, ranks).tolist()):
+        whole = shape if rank in held else nothing
+        assert row == list(whole)
+        assert layout.box(rank, shape, ranks) == Box(nothing, whole)
+
+
 def test_arrays_without_axes() -> None:
     for layout in (Block(()), BlockCyclic((), ()), Boxes([Box((), ())])):
         assert layout.chunks((), 1) == ()
@@ -273,6 +289,7 @@ def test_names() -> None:
         (Block((2, 3)), (8, 8), 6, "Block((2, 3)) (axes 0, 1 split 2 x 3)"),
         (Uneven(0, (5, 3)), (8,), 2, "Uneven(0, (5, 3)) (axis 0 split over 2: 3 to 5)"),
         (Replicated(), (8,), 2, "Replicated() (whole on each of 2)"),
+        (Replicated([2, 0]), (8,), 3, "Replicated((0, 2)) (whole on each of 2)"),
     ],
 )
 def test_spell(layout: Layout, shape: tuple[int, ...], ranks: int, spelled: str) -> None:
@@ -305,6 +322,7 @@ def test_spell(layout: Layout, shape: tuple[int, ...], ranks: int, spelled: str)
         (Slab.X, (4, math.nan), 2, "the shape must be a sequence of integers"),
         (Slab.X, (4, -1), 2, "the shape (4, -1): every entry must be at least 0"),
         (Replicated(), (4,), 0, "the number of ranks must be at least 1"),
+        (Replicated([0, 2]), (4,), 2, "there is no rank 2; ranks are 0 to 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -329,6 +347,9 @@ def test_what_does_not_fit_is_refused(
         (lambda: Slab.X.box(4, (4,), 4), "no rank 4; ranks are 0 to 3"),
         (lambda: Slab.X.shape(-1, (4,), 4), "no rank -1"),
         (lambda: Replicated().shape(4, (4,), 4), "no rank 4"),
+        (lambda: Replicated([]), "Replicated ranks (): name at least one, and each once"),
+        (lambda: Replicated([1, 1]), "each once"),
+        (lambda: Replicated([-1]), "every entry must be at least 0"),
         (lambda: Boxes([Box((0,), (4,))]).box(1, (4,), 1), "no rank 1"),
         (lambda: Boxes([Box((0,), (4,))]).box(0, (4, 4), 1), "1 dimensions"),
     ],

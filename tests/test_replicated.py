@@ -191,3 +191,32 @@ def test_small_and_empty(client: Client, shape: tuple[int, ...]) -> None:
         assert len(new()) == 1
     assert len(holders(client, future)) == 2
     assert np.array_equal(y.compute(), values)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.wires
+@pytest.mark.parametrize("some", [(0, 2), (1, 2), (1,)], ids=str)
+def test_on_some_ranks(client: Client, some: tuple[int, ...]) -> None:
+    addresses = dr.connect(client).addresses
+    layout = dr.Replicated(some)
+    x = fa(VALUES, (4, 3, 5)).persist()
+    wait(x)
+    plan = dr.plan(x, layout)
+    assert plan.bytes_total == VALUES.nbytes * len(some)
+    with new_runs(client) as new:
+        y = dr.redistribute(x, layout).persist()
+        (future,) = client.futures_of(y)
+        wait(y)
+        (report,) = new()
+    np.testing.assert_array_equal(report.traffic, plan.traffic)
+    assert [plan.peak_bytes(r) >= VALUES.nbytes for r in range(3)] == [r in some for r in range(3)]
+    assert holders(client, future) == {addresses[r] for r in some}
+    if len(some) > 1:  # else it is a chunk like any other
+        assert dr.layout_of(y) == layout
+        assert dr.lshape_map(y).tolist() == [
+            list(VALUES.shape) if r in some else [0] * 3 for r in range(3)
+        ]
+    # From there it is a change like any other: not every rank has it.
+    with new_runs(client) as new:
+        assert np.array_equal(dr.redistribute(y, dr.Slab.Y).compute(), VALUES)
+        assert len(new()) == 1
