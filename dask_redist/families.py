@@ -53,6 +53,8 @@ UFUNCS = {
     chunk.all: np.logical_and,
     reductions.mean_agg: np.add,
 }
+#: of these, the ones whose results are wider than narrow partials
+WIDENING = (chunk.sum, np.sum, chunk.prod)
 NARROW = ("float16", "float32")
 
 
@@ -66,8 +68,9 @@ class Family:
         Dask's functions, put right.
     mend
         What makes a right one of the function for chunks.
-    ufunc
-        What combines plain partials, element by element.
+    ufunc, plain
+        What combines plain partials, element by element, and the dtype that they must have for
+        that (a sum of others is wider); None: any.
     is_known
         Whether it is one of Dask's own, not a user's.
     commutes
@@ -78,6 +81,7 @@ class Family:
     combine: Function | None
     mend: Callable[[Function], Function]
     ufunc: np.ufunc | None
+    plain: np.dtype[Any] | None
     is_known: bool
     commutes: bool
 
@@ -104,7 +108,8 @@ def family(aggregate: Function, combine: Function | None, dtype: Any) -> Family:
             aggregate, mend = _Narrowed(aggregate, dtype), _wide
     elif base is reductions.mean_agg and dtype == np.float16:
         aggregate, mend = _Narrowed(aggregate, dtype), _wide
-    return Family(aggregate, combine, mend, UFUNCS.get(base), known, commutes)
+    plain = dtype if base in WIDENING else None
+    return Family(aggregate, combine, mend, UFUNCS.get(base), plain, known, commutes)
 
 
 def is_wrong_for_one_chunk(aggregate: Function, dtype: Any) -> bool:

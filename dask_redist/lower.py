@@ -223,6 +223,7 @@ class _Lowering:
             combine,
             self.tree.concatenate,
             self.kind.ufunc,
+            self.kind.plain,
         )
 
     def _source(self, index: Index, place: Index) -> Index:
