@@ -9,6 +9,9 @@ replaced there:
 - sum and mean of timedeltas;
 - var of chunks without elements, or of which all are NaN, and with ``ddof`` above the number of
   elements: NumPy's inf.
+
+One corner stays Dask's: nanvar and nanstd of integers and booleans with ``ddof`` not below the
+number of elements are nan, where NumPy (which looks for no NaN in them, and takes var) has inf.
 """
 
 from __future__ import annotations
