@@ -129,6 +129,22 @@ def _base(function: Any) -> Any:
     return function
 
 
+# ----------------------------------------------------------------------------- the same bits
+def as_if_moved(function: Function, *args: Any, **kwargs: Any) -> Any:
+    """The function of arrays in one piece and aligned, wherever they come from.
+
+    NumPy adds in another order where they are not, and Dask lays what it moved to another worker
+    anywhere in a message.
+    """
+    return function(*map(_in_one_piece, args), **kwargs)
+
+
+def _in_one_piece(x: Any) -> Any:
+    if type(x) is not np.ndarray or (x.flags.aligned and x.flags.forc):
+        return x
+    return x.copy()
+
+
 # ------------------------------------------------------------------- chunks without elements
 def _extreme(function: Function) -> Function:
     extreme = EXTREMES.get(_base(function))

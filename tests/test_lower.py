@@ -17,7 +17,7 @@ import dask.base
 import numpy as np
 import pytest
 from cluster import ar, fa, same
-from dask._task_spec import Alias
+from dask._task_spec import Alias, DataNode
 from dask.array import reductions
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -410,6 +410,34 @@ def local() -> Iterator[dict[int, LocalRanks]]:
     yield made
     for ranks in made.values():
         ranks.close()
+
+
+def laid(values: Any, how: str) -> Any:
+    """The same chunk as it may lie in a worker's memory."""
+    if how == "unaligned":  # as messages of Dask bring it
+        raw = np.empty(values.nbytes + 1, "u1")
+        chunk = raw[1:].view(values.dtype).reshape(values.shape)
+    elif how == "strided":
+        chunk = np.empty((len(values), 2 * values.shape[1]))[:, ::2]
+    else:
+        return values
+    chunk[...] = values
+    return chunk
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("axis", [None, 1])
+def test_deterministic_is_how_a_chunk_lies_in_memory_too(way: str, axis: int | None) -> None:
+    chunks = np.random.default_rng(0).standard_normal((3, 2, 60_000)) * 1e3
+    found = set()
+    for how in ("plain", "unaligned", "strided"):
+        graph = {("x", k, 0): DataNode(("x", k, 0), laid(c, how)) for k, c in enumerate(chunks)}
+        x = da.Array(graph, "x", ((2, 2, 2), (60_000,)), meta=np.empty((0, 0)))
+        x = da.concatenate([x, x], axis=1)
+        with lowered(deterministic=True, way=way):
+            y = x.sum(axis=axis)
+        found.add(y.compute(scheduler="sync").tobytes())
+    assert len(found) == 1
 
 
 def is_numpys_inf(case: Case) -> bool:
