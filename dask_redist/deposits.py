@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from dask.array.dispatch import concatenate_lookup
 from dask.sizeof import sizeof
+from distributed.protocol import pickle as by_value
 from numpy.typing import NDArray
 
 from dask_redist.arena import Arena, Block
@@ -158,7 +159,7 @@ class ReduceRun:
         return self.spec.merge.result(partials, self.spec.lengths if singles else None)
 
     def _pack(self, partial: Any) -> Packed:
-        return pack(partial, self._lay, plain=sizeof(partial) > INLINE)
+        return pack(partial, self._lay, sizeof(partial) > INLINE, by_value.dumps)
 
     def _lay(self, arrays: Sequence[NDArray[Any]]) -> list[int]:
         blocks = self._arena.allocate([array.nbytes for array in arrays])

@@ -9,6 +9,9 @@ replaced there:
 - sum and mean of timedeltas;
 - var of chunks without elements, or of which all are NaN, and with ``ddof`` above the number of
   elements: NumPy's inf.
+
+One corner stays Dask's: nanvar and nanstd of integers and booleans with ``ddof`` not below the
+number of elements are nan, where NumPy (which looks for no NaN in them, and takes var) has inf.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ UFUNCS = {
     chunk.all: np.logical_and,
     reductions.mean_agg: np.add,
 }
+#: of these, the ones whose results are wider than narrow partials
+WIDENING = (chunk.sum, np.sum, chunk.prod)
 NARROW = ("float16", "float32")
 
 
@@ -66,8 +71,9 @@ class Family:
         Dask's functions, put right.
     mend
         What makes a right one of the function for chunks.
-    ufunc
-        What combines plain partials, element by element.
+    ufunc, plain
+        What combines plain partials, element by element, and the dtype that they must have for
+        that (a sum of others is wider); None: any.
     is_known
         Whether it is one of Dask's own, not a user's.
     commutes
@@ -78,6 +84,7 @@ class Family:
     combine: Function | None
     mend: Callable[[Function], Function]
     ufunc: np.ufunc | None
+    plain: np.dtype[Any] | None
     is_known: bool
     commutes: bool
 
@@ -104,7 +111,8 @@ def family(aggregate: Function, combine: Function | None, dtype: Any) -> Family:
             aggregate, mend = _Narrowed(aggregate, dtype), _wide
     elif base is reductions.mean_agg and dtype == np.float16:
         aggregate, mend = _Narrowed(aggregate, dtype), _wide
-    return Family(aggregate, combine, mend, UFUNCS.get(base), known, commutes)
+    plain = dtype if base in WIDENING else None
+    return Family(aggregate, combine, mend, UFUNCS.get(base), plain, known, commutes)
 
 
 def is_wrong_for_one_chunk(aggregate: Function, dtype: Any) -> bool:
@@ -119,6 +127,22 @@ def _base(function: Any) -> Any:
     while isinstance(function, partial):
         function = function.func
     return function
+
+
+# ----------------------------------------------------------------------------- the same bits
+def as_if_moved(function: Function, *args: Any, **kwargs: Any) -> Any:
+    """The function of arrays in one piece and aligned, wherever they come from.
+
+    NumPy adds in another order where they are not, and Dask lays what it moved to another worker
+    anywhere in a message.
+    """
+    return function(*map(_in_one_piece, args), **kwargs)
+
+
+def _in_one_piece(x: Any) -> Any:
+    if type(x) is not np.ndarray or (x.flags.aligned and x.flags.forc):
+        return x
+    return x.copy()
 
 
 # ------------------------------------------------------------------- chunks without elements

@@ -33,7 +33,7 @@ from dask.tokenize import tokenize
 from dask.utils import funcname
 from distributed.protocol import pickle
 
-from dask_redist.families import Family, family
+from dask_redist.families import Family, as_if_moved, family
 from dask_redist.layer import RedistributeLayer
 from dask_redist.reducing import ReduceTask, contribute_step, reduce
 from dask_redist.reduction import Merge, Reduction
@@ -221,6 +221,7 @@ class _Lowering:
             combine,
             self.tree.concatenate,
             self.kind.ufunc,
+            self.kind.plain,
         )
 
     def _source(self, index: Index, place: Index) -> Index:
@@ -232,6 +233,11 @@ class _Lowering:
         if not self.tree.keepdims:
             return (self.name, *index)
         return (self.name, *self._source(index, (0,) * len(self.axis)))
+
+    def _step(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What makes a partial, of the function that Dask has for it."""
+        step = self.kind.mend(function)
+        return partial(as_if_moved, step) if self.deterministic else step
 
     # ----------------------------------------------------------------------------- gathered
     def gathered(self) -> HighLevelGraph:
@@ -263,7 +269,7 @@ class _Lowering:
         layers, needs = dict(x.dask.layers), dict(x.dask.dependencies)
         layer = layers[x.name]
         function = _function(layer)
-        if function is None or (mended := self.kind.mend(function)) is function:
+        if function is None or (mended := self._step(function)) is function:
             return x.name, layers, needs
         name = f"{x.name.rpartition('-')[0]}-{self._token}"
         if isinstance(layer, Blockwise):
@@ -325,7 +331,7 @@ class _Lowering:
                 *(step, name, axes, x.name, axes, blocks, axes), numblocks={x.name: x.numblocks}
             )
             return layers, needs | {name: {x.name}}
-        step = partial(contribute_step, self.name, kept, self.kind.mend(function))
+        step = partial(contribute_step, self.name, kept, self._step(function))
         if isinstance(layer, Blockwise):
             layers[name] = _like(layer, name, step, blocks=x.numblocks)
         else:

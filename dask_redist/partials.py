@@ -71,7 +71,10 @@ class Masked(NamedTuple):
 
 
 def pack(
-    partial: Any, lay: Callable[[Sequence[NDArray[Any]]], Sequence[int]], plain: bool = True
+    partial: Any,
+    lay: Callable[[Sequence[NDArray[Any]]], Sequence[int]],
+    plain: bool = True,
+    dumps: Callable[[Any], bytes] = pickle.dumps,
 ) -> Packed:
     """Take the arrays out of a partial.
 
@@ -83,6 +86,8 @@ def pack(
         Copies arrays to where they can be read, in C order; returns their offsets.
     plain : bool
         False: nothing is taken out, all is pickled.
+    dumps : callable
+        Pickles what is left, which may be of classes that no module has.
 
     Examples
     --------
@@ -97,7 +102,7 @@ def pack(
     rest = _take_out(partial, arrays) if plain else partial
     offsets = lay(arrays) if arrays else ()
     leaves = tuple(Leaf(o, a.shape, a.dtype) for o, a in zip(offsets, arrays, strict=True))
-    return Packed(pickle.dumps(rest), leaves)
+    return Packed(dumps(rest), leaves)
 
 
 def unpack(packed: Packed, arrays: Sequence[NDArray[Any]]) -> Any:

@@ -59,6 +59,8 @@ class Merge:
         Whether they get one array, or nested lists of partials.
     ufunc
         What combines plain arrays of one type, element by element, as ``combine`` does.
+    dtype
+        The type of which they must be for that: others are widened by ``combine``. None: any.
     """
 
     axis: Index
@@ -67,6 +69,7 @@ class Merge:
     combine: Function | None
     concatenate: bool
     ufunc: np.ufunc | None = None
+    dtype: np.dtype[Any] | None = None
 
     def combined(self, partials: Sequence[Any], own: bool = False) -> Any:
         """One partial of several, which follow each other in the line.
@@ -76,7 +79,7 @@ class Merge:
         there = [p for p in partials if type(p) is not Nothing]
         if len(there) < 2:
             return (there or partials)[0]
-        if self.ufunc is not None and _is_plain(there):
+        if self.ufunc is not None and _is_plain(there, self.dtype):
             return _accumulated(self.ufunc, there, own and partials[0] is there[0])
         return self._apply(self.combine or self.aggregate, self._listed(there), keepdims=True)
 
@@ -86,7 +89,7 @@ class Merge:
         Where the partials are those of all chunks, the functions get them nested as the chunks are.
         """
         there = [p for p in partials if type(p) is not Nothing] or [p.empty for p in partials]
-        if self.ufunc is not None and len(there) > 1 and _is_plain(there):
+        if self.ufunc is not None and len(there) > 1 and _is_plain(there, self.dtype):
             there = [_accumulated(self.ufunc, there)]
         whole = lengths is not None and len(there) == prod(lengths)
         nested = _nest(there, lengths) if lengths and whole else self._listed(there)
@@ -101,7 +104,7 @@ class Merge:
         return function(nested, axis=self.axis, keepdims=keepdims)
 
 
-def _is_plain(partials: Sequence[Any]) -> bool:
+def _is_plain(partials: Sequence[Any], dtype: np.dtype[Any] | None = None) -> bool:
     """Whether a ufunc does: arrays of numbers, of one shape and dtype, or dicts of such."""
     first = partials[0]
     if type(first) is dict:
@@ -115,6 +118,7 @@ def _is_plain(partials: Sequence[Any]) -> bool:
         )
         and first.dtype.kind in "bifucm"
         and first.dtype != np.float16
+        and (dtype is None or first.dtype == dtype)  # None in a comparison is float64
     )
 
 

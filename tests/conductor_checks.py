@@ -89,6 +89,8 @@ class World(Happenings):
         assert not left, f"blocks that nobody will free: {left}"
         held = {(s, n) for s, n in self.rests if s in self.present}
         assert not held, f"pieces that nobody will let go: {held}"
+        laid = {(s, n) for s, n in self.laid if s in self.present}
+        assert not laid, f"partials that nobody will let go: {laid}"
         assert not self.due
         for seat, lane in self.lanes.items():
             assert lane == Turns(self.conductor.ticket + 1), f"the lane of {seat} is stuck"

@@ -47,6 +47,10 @@ class Lanes:
     ready: set[tuple[int, int]] = field(default_factory=set)
     #: the owners of each run
     owners: dict[int, set[int]] = field(default_factory=dict)
+    #: the runs that are reductions: all who join have a rest, and nobody votes
+    reductions: set[int] = field(default_factory=set)
+    #: (seat, run) that hold what others read until the run's end
+    laid: set[tuple[int, int]] = field(default_factory=set)
 
     def do(self, actions: Iterable[Action]) -> None:
         raise NotImplementedError
@@ -60,7 +64,10 @@ class Lanes:
         self.flying += [Told(number, seat, ticket) for seat in sorted(self.present)]
         self.flying.append(Watch(number))
         held = {(s, n) for s, n in self.rests if n == number}
-        assert held <= self.ready, f"run {number} goes without the vote of {held - self.ready}"
+        unasked = number in self.reductions
+        assert unasked or held <= self.ready, (
+            f"run {number} goes without the vote of {held - self.ready}"
+        )
         assert {s for s, _ in held} <= self.present
         self.due |= held
 
@@ -68,6 +75,7 @@ class Lanes:
         """Deliver a message; ``how`` chooses among what can become of it, 0 is all well."""
         match message:
             case Vote(number, seat):
+                assert number not in self.reductions, f"run {number} has nothing to vote on"
                 if seat in self.present:
                     ready = self._can_exchange(number, seat) and how != 1
                     self.flying.append(Voted(number, seat, ready))
@@ -120,7 +128,8 @@ class Lanes:
             self._overdue(number, seat)
             return self.flying.append(message)
         self.lanes[seat].busy = False
-        if how == 0 and self._can_exchange(number, seat):
+        readable = {s for s, n in self.laid if n == number} <= self.present
+        if how == 0 and self._can_exchange(number, seat) and readable:
             self.rests.discard((seat, number))
             self.flying.append(Exchanged(number, seat, False, None))
         else:  # the owners have left, or there is some other reason

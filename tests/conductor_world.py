@@ -78,10 +78,16 @@ class Happenings(Lanes):
         return seat
 
     def join(self, id: str, seat: int, owners: Mapping[int, int]) -> Hashable:
-        """A contribution on ``seat``; if there is no run yet, its outputs get these owners."""
+        """A contribution on ``seat``; if there is no run yet, its outputs get these owners.
+
+        Ids that begin with "r" are those of reductions, which have no outputs.
+        """
         request = f"join {next(self.count)}"
         if id not in self.conductor.runs:
-            actions = self.conductor.create(id, owners)
+            owners = {} if id.startswith("r") else owners
+            actions = self.conductor.create(id, owners, votes=not id.startswith("r"))
+            if id.startswith("r"):
+                self.reductions.add(self.conductor.runs[id].number)
             number = self.conductor.runs[id].number
             assert number > max(self.ids, default=0), "numbers rise"
             self.ids[number] = id
@@ -99,8 +105,19 @@ class Happenings(Lanes):
         self.do(self.conductor.fence(id, numbers, request))
         return request
 
+    def read(self, number: int) -> None:
+        """The result of a reduction is read: all who merged are there, or it is made again."""
+        id, run = self.published[number], self.conductor.runs.get(self.published[number])
+        if not {s for s, n in self.laid if n == number} <= self.present:
+            self.do(self.conductor.missing(id, number))
+        elif run is not None and run.number == number:
+            self.receipts.pop(id, None)
+            self.do(self.conductor.gone(id))
+
     def take(self, number: int, out: int) -> None:
         """A take of a published run: the block, once, or the run is made again."""
+        if number in self.reductions:
+            return self.read(number)
         block = self.blocks[number].get(out)
         if block is not None and block[0] in self.present and self.memory.get(block) == number:
             self.memory[block] = USER
@@ -179,6 +196,8 @@ class Happenings(Lanes):
             assert not held, f"run {value} is published without the pieces of {held}"
             there = {s for (s, _), n in self.memory.items() if n == value}
             assert there >= self.owners[value]
+            merged = {s for s, n in self.laid if n == value}
+            assert merged <= self.present, f"run {value} is published without {merged}"
 
     def deliver(self, index: int, how: int = 0) -> None:
         """Deliver one message; ``how`` chooses among what can become of it, 0 is all well."""
@@ -197,12 +216,14 @@ class Happenings(Lanes):
             case Table(number, seat):
                 if (seat, number) not in self.refused:
                     self.tables.add((seat, number))
-                    if seat in self.far:
+                    if seat in self.far or number in self.reductions:
                         self.rests.add((seat, number))
             case Close(number, seat):
                 self._close(number, seat, how)
             case Quiet(number, seat):
                 self.may_write.discard((seat, number))
+                if number in self.reductions and (seat, number) in self.rests:
+                    self.laid.add((seat, number))
                 if seat not in self.dead:
                     self.flying.append(Closed(number, seat, (seat, number) in self.rests))
             case Closed():
@@ -269,6 +290,7 @@ class Happenings(Lanes):
         if seat not in self.present:
             return
         self.rests.discard((seat, number))
+        self.laid.discard((seat, number))
         for block in [b for b, n in self.memory.items() if n == number and b[0] == seat]:
             if condemn:
                 self.memory[block] = CONDEMNED

@@ -222,3 +222,60 @@ def test_answers_in_the_exchange_of_a_run_that_is_over_change_nothing() -> None:
     assert conductor.exchanged(1, 2) == []
     assert conductor.not_exchanged(1, 2, LATE) == []
     assert conductor.voted(1, 2, False) == []
+
+
+# ------------------------------------------------------------------------------- reductions
+def reducing(*seats: int) -> Conductor:
+    """Run 1 of "a", a reduction whose partials are on these seats: all are exchanging."""
+    conductor = Conductor()
+    assert conductor.create("a", {}, votes=False) == []
+    for seat in seats:
+        assert conductor.join("a", seat, seat) == [Answer(seat, 1)]
+    assert conductor.fence("a", {1}, "fence") == [Close(1, seat) for seat in seats]
+    for seat in seats:
+        actions = conductor.closed(1, seat, rest=True)
+    assert actions == [Ticket(1, 1)]  # without a vote: nobody writes to anybody
+    return conductor
+
+
+def reduced(*seats: int) -> Conductor:
+    conductor = reducing(*seats)
+    for seat in seats:
+        actions = conductor.exchanged(1, seat)
+    assert actions == [Answer("fence", 1)]
+    return conductor
+
+
+def test_the_life_of_a_reduction() -> None:
+    conductor = reduced(2, 3)
+    # What was merged is read until the end: all have something to free.
+    assert conductor.gone("a") == [Free(1, 2, condemn=False), Free(1, 3, condemn=False)]
+
+
+def test_who_has_merged_is_lost_before_the_result_is_read() -> None:
+    conductor = reduced(2, 3)
+    assert conductor.lost(3) == [Free(1, 2, condemn=False), Recompute("a")]
+    assert conductor.missing("a", 1) == []  # it is being made again
+    assert conductor.lost(4) == []
+
+
+def test_who_merges_is_lost() -> None:
+    conductor = reducing(2, 3)
+    conductor.exchanged(1, 3)
+    assert conductor.lost(3) == [Answer("fence", AGAIN), Recompute("a")]
+    assert conductor.not_exchanged(1, 2, None) == [Free(1, 2, condemn=False)]
+
+
+def test_an_error_of_a_merge_is_the_fences() -> None:
+    conductor = reducing(2, 3)
+    error = KeyError("of a user")
+    assert conductor.not_exchanged(1, 2, error) == [Answer("fence", error)]
+    assert conductor.exchanged(1, 3) == [Free(1, 2, condemn=False), Free(1, 3, condemn=False)]
+    assert conductor.by_number == {}
+
+
+def test_whoever_has_merged_frees_it_though_the_run_has_ended() -> None:
+    conductor = reducing(2, 3)
+    conductor.exchanged(1, 2)
+    assert conductor.gone("a") == [Answer("fence", AGAIN)]
+    assert conductor.exchanged(1, 3) == [Free(1, 2, condemn=False), Free(1, 3, condemn=False)]

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dask_redist.actions import Action, Allocate, Close, Free, Prove, Ticket, Vote
 from dask_redist.life import State
 
-IDS = ("a", "b")
+IDS = ("a", "b", "reduction")
 EXCHANGE = (Vote, Voted, Told, Exchange, Exchanged, Watch)
 KINDS = (Allocate, Late, Allocated, Table, Close, Quiet, Closed, Prove, Free, *EXCHANGE)
 Choice = tuple[type, int, int]
@@ -283,6 +283,61 @@ def test_the_world_refuses_memory_that_is_freed_during_the_exchange() -> None:
     free = next(k for k, message in enumerate(world.flying) if isinstance(message, Free))
     with pytest.raises(AssertionError, match="run 1 is freed while it moves"):
         world.deliver(free)
+
+
+def reducing(world: World) -> tuple[int, int, int]:
+    """Run 1 of "r", a reduction: two of three seats have partials."""
+    one, two, three = world.arrive(), world.arrive(far=True), world.arrive()
+    for seat in (one, two):
+        world.join("r", seat, {0: three})
+    while world.flying:
+        world.deliver(0)
+    assert world.rests == {(one, 1), (two, 1)}
+    return one, two, three
+
+
+def test_the_world_sees_a_reduction_to_its_end() -> None:
+    world = World()
+    one, two, _ = reducing(world)
+    fence = world.fence("r", {1})
+    while world.flying:
+        assert not any(isinstance(message, (Vote, Voted)) for message in world.flying)
+        world.deliver(0)
+        world.check()
+    assert world.answers[fence] == 1
+    assert world.tickets == {1: 1}
+    assert world.laid == {(one, 1), (two, 1)}  # until the result is read
+    world.take(1, 0)
+    world.check()
+    world.finish()
+    assert world.laid == set()
+    assert world.recomputed == []
+
+
+def test_the_world_makes_a_result_again_whose_cuts_have_left() -> None:
+    world = World()
+    _, two, _ = reducing(world)
+    world.fence("r", {1})
+    while world.flying:
+        world.deliver(0)
+    world.leave(two, dead=True)
+    world.check()
+    assert world.recomputed == ["r"]
+    world.take(1, 0)
+    assert world.recomputed == ["r"]  # it is being made again already
+    world.finish()
+
+
+def test_the_world_misses_partials_that_are_not_let_go() -> None:
+    world = World()
+    one, _, _ = reducing(world)
+    world.fence("r", {1})
+    while world.flying:
+        world.deliver(0)
+    world.conductor.runs["r"].holders.discard(one)  # as if an exchange were the end of it
+    world.gone("r")
+    with pytest.raises(AssertionError, match=r"partials that nobody will let go: \{\(1, 1\)\}"):
+        world.finish()
 
 
 def exchanging_run(world: World, until: type) -> None:
