@@ -21,8 +21,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import ceil, log, prod
+from numbers import Integral
 from typing import Any, NamedTuple
 
+import dask
 import dask.array as da
 import numpy as np
 from dask._task_spec import GraphNode, List, Task, TaskRef
@@ -92,6 +94,22 @@ def lower(
     chunks = _result_chunks(tree)
     found = da.Array(graph, lowering.name, chunks, meta=plain._meta, dtype=plain.dtype)
     return found if _same(chunks, plain.chunks) else found.rechunk(plain.chunks, method="tasks")
+
+
+def _split_every(tree: Tree) -> dict[int, int]:
+    """Partials that Dask would merge at once along each reduced axis.
+
+    Raises
+    ------
+    ValueError
+        Dask's own, where there is no such number.
+    """
+    split = tree.split_every or dask.config.get("split_every", 4)
+    if isinstance(split, dict):
+        return {a: split.get(a, 2) for a in tree.axis}
+    if isinstance(split, Integral):
+        return dict.fromkeys(tree.axis, max(int(split ** (1 / (len(tree.axis) or 1))), 2))
+    raise ValueError("split_every must be a int or a dict")
 
 
 def _same(these: Any, those: Any) -> bool:
@@ -177,7 +195,7 @@ class _Lowering:
         self._token = tokenize(
             x.name,
             *(tree.aggregate, tree.combine, tree.axis, tree.keepdims, tree.dtype),
-            *(tree.concatenate, tree.split_every, deterministic, self.is_gathered or ranks),
+            *(tree.concatenate, self.may_combine, deterministic, self.is_gathered or ranks),
         )
         step = "aggregate" if self.is_gathered else "reduce"
         self.name = f"{self._prefix}-{step}-{self._token}"
@@ -199,13 +217,11 @@ class _Lowering:
     @property
     def may_combine(self) -> bool:
         """Whether the functions are made for partials of partials."""
-        split = self.tree.split_every or 4
-        if not isinstance(split, dict):
-            split = dict.fromkeys(self.axis, max(int(split ** (1 / len(self.axis))), 2))
+        split = _split_every(self.tree)
         steps = [
-            log(n, split.get(a, 2))
+            log(n, split[a])
             for a, n in zip(self.axis, self.lengths, strict=True)
-            if n > 1 and split.get(a, 2) > 1
+            if n > 1 and split[a] > 1
         ]
         depth = max(map(ceil, steps), default=1)
         return self.kind.is_known or self.tree.combine is not None or depth > 1
@@ -246,20 +262,26 @@ class _Lowering:
         graph: dict[Any, GraphNode] = {}
         merge, size = self.merge, max(LEAST, int(min(MOST, GATHERED // max(self.nbytes, 1))))
         for index in self.indices:
-            keys: list[Any] = [(partials, *self._source(index, place)) for place in self.line]
-            level = 0
+            keys: dict[Index, Any] = {p: (partials, *self._source(index, p)) for p in self.line}
+            lengths, level = self.lengths, 0
             while len(keys) > size and self.may_combine:
-                merged = []
-                for k, start in enumerate(range(0, len(keys), size)):
-                    key = (f"{self._prefix}-combine-{self._token}", level, k, *index)
-                    refs = List(*(TaskRef(k) for k in keys[start : start + size]))
-                    graph[key] = Task(key, Merge.combined, merge, refs)
-                    merged.append(key)
-                keys, level = merged, level + 1
+                steps = _steps(lengths, size)
+                boxes: dict[Index, list[Any]] = {}
+                for place, key in keys.items():
+                    box = tuple(p // s for p, s in zip(place, steps, strict=True))
+                    boxes.setdefault(box, []).append(TaskRef(key))
+                keys = {}
+                for number, (box, refs) in enumerate(boxes.items()):
+                    key = (f"{self._prefix}-combine-{self._token}", level, number, *index)
+                    each = zip(box, steps, lengths, strict=True)
+                    shape = tuple(min(s, n - b * s) for b, s, n in each)
+                    graph[key] = Task(key, Merge.combined, merge, List(*refs), False, shape)
+                    keys[box] = key
+                lengths = tuple(-(-n // s) for n, s in zip(lengths, steps, strict=True))
+                level += 1
             key = self._result_key(index)
-            lengths = None if level else self.lengths
-            refs = List(*(TaskRef(k) for k in keys))
-            graph[key] = Task(key, Merge.result, merge, refs, lengths)
+            last = List(*map(TaskRef, keys.values()))
+            graph[key] = Task(key, Merge.result, merge, last, lengths)
         layers[self.name] = MaterializedLayer(graph)
         return HighLevelGraph(layers, needs | {self.name: {partials}})
 
@@ -288,10 +310,13 @@ class _Lowering:
     # ------------------------------------------------------------------------------ reduced
     def reduced(self) -> HighLevelGraph:
         """Contributions, and a fence for each result."""
-        name = self.name.replace("-reduce-", "-contribute-")
+        made = self.tree.x.name.rpartition("-")[0] or self._prefix
+        name = f"{made}-contribute-{self._token}"
         layers, needs = self._contributions(name)
         ahead = "none"
-        if self.may_combine and not self.deterministic:
+        # A user's partials need not have length one along reduced axes: boxes of the grid only.
+        is_flat = self.kind.is_known or all(n == 1 for n in self.lengths[1:])
+        if self.may_combine and is_flat and not self.deterministic:
             ahead = "any" if self.kind.commutes else "neighbours"
         spec = Reduction(
             name=self.name,
@@ -346,6 +371,21 @@ class _Lowering:
         needs[name] = needs[x.name]
         del layers[x.name], needs[x.name]
         return layers, needs
+
+
+def _steps(lengths: Index, size: int) -> Index:
+    """How many partials to merge at once along each axis: a box of places that follow each other.
+
+    Examples
+    --------
+    >>> _steps((5, 3), 2), _steps((5, 3), 7)
+    ((1, 2), (2, 3))
+    """
+    steps = []
+    for length in reversed(lengths):
+        steps.append(min(length, size))
+        size = max(size // length, 1)
+    return tuple(reversed(steps))
 
 
 def _function(layer: Layer) -> Callable[..., Any] | None:

@@ -186,7 +186,8 @@ class Rank(WorkerPlugin):
         # something else, its own.
         key: Any = self.worker.get_current_task()
         name, *place = key
-        if tuple(place) != index or not name.endswith(id[0].replace("-reduce-", "-contribute-")):
+        token = id[0].rpartition("-")[2]
+        if tuple(place) != index or not name.endswith(f"-contribute-{token}"):
             return None
         return self._contribute(id, index, partial)
 

@@ -71,17 +71,21 @@ class Merge:
     ufunc: np.ufunc | None = None
     dtype: np.dtype[Any] | None = None
 
-    def combined(self, partials: Sequence[Any], own: bool = False) -> Any:
+    def combined(
+        self, partials: Sequence[Any], own: bool = False, lengths: Index | None = None
+    ) -> Any:
         """One partial of several, which follow each other in the line.
 
-        ``own``: the first one is nobody else's, and may be overwritten.
+        ``own``: the first one is nobody else's, and may be overwritten. ``lengths``: how many there
+        are along each reduced axis, where they are a box of the grid.
         """
         there = [p for p in partials if type(p) is not Nothing]
         if len(there) < 2:
             return (there or partials)[0]
         if self.ufunc is not None and _is_plain(there, self.dtype):
             return _accumulated(self.ufunc, there, own and partials[0] is there[0])
-        return self._apply(self.combine or self.aggregate, self._listed(there), keepdims=True)
+        function = self.combine or self.aggregate
+        return self._apply(function, self._nested(there, lengths), keepdims=True)
 
     def result(self, partials: Sequence[Any], lengths: Index | None = None) -> Any:
         """The result; ``lengths``: how many chunks there are along each reduced axis.
@@ -91,12 +95,13 @@ class Merge:
         there = [p for p in partials if type(p) is not Nothing] or [p.empty for p in partials]
         if self.ufunc is not None and len(there) > 1 and _is_plain(there, self.dtype):
             there = [_accumulated(self.ufunc, there)]
-        whole = lengths is not None and len(there) == prod(lengths)
-        nested = _nest(there, lengths) if lengths and whole else self._listed(there)
-        return self._apply(self.aggregate, nested, keepdims=self.keepdims)
+        return self._apply(self.aggregate, self._nested(there, lengths), keepdims=self.keepdims)
 
-    def _listed(self, partials: Sequence[Any]) -> Any:
-        return _nest(partials, (len(partials), *(1 for _ in self.axis[1:])))
+    def _nested(self, partials: Sequence[Any], lengths: Index | None) -> Any:
+        """Nested lists, as the chunks are; where they are no box, along the first axis."""
+        if lengths is None or len(partials) != prod(lengths):
+            lengths = (len(partials), *(1 for _ in self.axis[1:]))
+        return _nest(partials, lengths)
 
     def _apply(self, function: Function, nested: Any, keepdims: bool) -> Any:
         if self.concatenate:

@@ -1,4 +1,4 @@
-"""What is noted of each test in a pass: its outcome, its changes of chunks, the collectives."""
+"""What is noted of each test in a pass: its outcome, its changes of chunks, its reductions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ BACK = "there and back again"
 
 @dataclass
 class Change:
-    """A rechunk that really changed the chunks."""
+    """A rechunk that really changed the chunks, or a reduction."""
 
     #: of the array that it made
     name: str
-    #: the fact for which no collective can be expected; None where one is to run
+    #: the fact for which it cannot be expected to be ours; None where it is to be
     reason: str | None
-    #: whether the array is the result of a collective, should it be computed
+    #: whether the array is ours, should it be computed
     collective: bool
     #: whether it was, on the default client
     computed: bool = False
+    #: whether it takes a run
+    run: bool = True
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Facts:
     #: Dask marks it as slow
     slow: bool = False
     changes: list[Change] = field(default_factory=list)
+    reductions: list[Change] = field(default_factory=list)
     #: names of the arrays that collectives made
     made: list[str] = field(default_factory=list)
 
@@ -63,9 +66,19 @@ def read(path: Path) -> Notes:
     notes = Notes(**json.loads(path.read_text()))
     found: dict[str, Any] = dict(notes.tests)
     for name, facts in found.items():
-        changes = [Change(**change) for change in facts.pop("changes")]
-        notes.tests[name] = Facts(**facts, changes=changes)
+        for kind in ("changes", "reductions"):
+            facts[kind] = [Change(**step) for step in facts[kind]]
+        notes.tests[name] = Facts(**facts)
     return notes
+
+
+def why_not_reduced(x: da.Array, axis: tuple[int, ...]) -> str | None:
+    """The fact for which a reduction of the partials ``x`` need not be ours."""
+    if not isinstance(x._meta, (np.ndarray, np.generic)):
+        return f"the partials are of type {type(x._meta).__name__}"
+    if all(x.numblocks[a] == 1 for a in axis):
+        return "there is one chunk along the reduced axes"
+    return None
 
 
 def reason(x: da.Array, y: da.Array, method: str | None) -> str | None:

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from facts import BACK, Facts
+from facts import BACK, Change, Facts
 
 FILES = "dask/array/tests/"
 Tests = dict[str, Facts]
@@ -47,7 +47,10 @@ def matches(pattern: str, test: str) -> bool:
 
 @dataclass
 class Row:
-    """How many tests of one file ...; ``should``, ``did``: reach a collective."""
+    """How many tests of one file ...; ``should``, ``did``: reach a collective.
+
+    ``to_reduce``, ``reduced``: that should have reductions of ours, and that had.
+    """
 
     collected: int = 0
     passed: int = 0
@@ -55,6 +58,8 @@ class Row:
     skipped: int = 0
     should: int = 0
     did: int = 0
+    to_reduce: int = 0
+    reduced: int = 0
 
 
 @dataclass
@@ -65,12 +70,13 @@ class Verdict:
     failed: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     no_collective: Counter[str] = field(default_factory=Counter)
+    not_reduced: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
 
 def only_in_process(facts: Facts) -> bool:
     """Whether a test is left out on the cluster, where it would take minutes to no purpose."""
-    return facts.slow and not facts.changes
+    return facts.slow and not facts.changes and not facts.reductions
 
 
 def judge(lists: Lists, record: Tests, hook: Tests, stock: Tests) -> Verdict:
@@ -85,9 +91,10 @@ def judge(lists: Lists, record: Tests, hook: Tests, stock: Tests) -> Verdict:
             case = Case(lists, verdict, row, test, before, hook[test])
             case.ended(stock.get(test))
             case.reached()
+            case.reduced()
         elif only_in_process(before):
             row.skipped += 1
-            verdict.skipped["on the cluster: marked as slow, and changes no chunks"] += 1
+            verdict.skipped["on the cluster: marked as slow, and nothing is ours"] += 1
         else:
             verdict.faults.append(f"{test} did not run with the hook")
     verdict.faults += [f"{test} ran with the hook only" for test in hook.keys() - record.keys()]
@@ -133,7 +140,8 @@ class Case:
         """Count whether it reached a collective, if it changes chunks, or why not."""
         if not self.before.changes:
             return
-        reason, faults = self._reason(), self._missing()
+        reason = self._reason(self.before.changes, self.after.changes)
+        faults = self._missing(self.after.changes)
         if reason is None and not self.after.made:
             faults.append("no collective ran")
         if listed := self.lists.reason("no-collective", self.test):
@@ -148,29 +156,45 @@ class Case:
         else:
             self.verdict.no_collective[reason] += 1
 
+    def reduced(self) -> None:
+        """Count whether its reductions are ours, if it has any, or why not."""
+        if not self.before.reductions:
+            return
+        for fault in self._missing(self.after.reductions):
+            self._fault(fault)
+        reason = self._reason(self.before.reductions, self.after.reductions)
+        if reason is not None:
+            self.verdict.not_reduced[reason] += 1
+            return
+        self.row.to_reduce += 1
+        if any(step.computed and step.collective for step in self.after.reductions):
+            self.row.reduced += 1
+        else:
+            self._fault("no reduction is ours")
+
     def _fault(self, text: str) -> None:
         self.verdict.faults.append(f"{self.test} {text}")
 
-    def _reason(self) -> str | None:
-        """The fact for which no collective can be expected."""
-        possible = [change for change in self.before.changes if change.reason is None]
+    def _reason(self, before: list[Change], after: list[Change]) -> str | None:
+        """The fact for which nothing of ours can be expected."""
+        possible = [step for step in before if step.reason is None]
         if not possible:
-            return self.before.changes[0].reason
-        if not any(change.computed for change in possible):
-            return "what is changed is not computed, or on a scheduler that the test names"
+            return before[0].reason
+        if not any(step.computed for step in possible):
+            return "it is not computed, or on a scheduler that the test names"
         if self.after.outcome == "failed":
             return "the test fails"
-        there = {change.reason for change in self.after.changes if change.computed}
+        there = {step.reason for step in after if step.computed}
         return BACK if BACK in there and None not in there else None
 
-    def _missing(self) -> list[str]:
-        """Changes that the hook left to Dask, and collectives computed without a run."""
+    def _missing(self, steps: list[Change]) -> list[str]:
+        """What the hook left to Dask, and what is computed without its run."""
         left, without_run = "leaves {} to Dask", "computes {} without a run"
         finished = self.after.outcome != "failed"
         return [
-            (without_run if change.collective else left).format(change.name)
-            for change in self.after.changes
-            if change.reason is None
-            if not change.collective
-            or (finished and change.computed and change.name not in self.after.made)
+            (without_run if step.collective else left).format(step.name)
+            for step in steps
+            if step.reason is None
+            if not step.collective
+            or (finished and step.computed and step.run and step.name not in self.after.made)
         ]

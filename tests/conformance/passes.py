@@ -1,8 +1,9 @@
 """Dask's own tests of arrays with the hook on: run, compared, and reported.
 
 Three passes of pytest over the tests of the installed Dask: as it is, in one process; every change
-of chunks a collective, on two ranks; and those tests that ``lists.toml`` says fail on any cluster,
-there without the hook. ``plugin.py`` notes what happens, ``judge.py`` compares.
+of chunks a collective and reductions ours, on two ranks; and those tests that ``lists.toml`` says
+fail on any cluster, there without the hook. ``plugin.py`` notes what happens, ``judge.py``
+compares.
 
     python tests/conformance/passes.py [--quick | NAME ...]
 """
@@ -38,6 +39,8 @@ NAMES = (
     "slicing",
     "shuffle",
     "array_core",
+    "stats",
+    "masked",
 )
 #: what ``make test`` runs: two files but for tests of many chunks, which take long on a cluster
 QUICK = ("rechunk", "reshape"), "not (x3 or x4 or x5 or non_perfect or squashing)"
@@ -106,9 +109,13 @@ def conformance(names: Sequence[str], chosen: str = "") -> Verdict:
 def report(verdict: Verdict) -> None:
     """Print the table, what is explained, and what is not."""
     console = Console(highlight=False, markup=False)
-    table = Table(title="Dask's own tests, every change of chunks a collective, on 2 ranks")
+    title = "Dask's own tests with dask_redist enabled, on 2 ranks"
+    table = Table(title=title, box=None, padding=(0, 1))
     table.add_column("file", no_wrap=True)
-    for heading in ("collected", "passed", "failed", "skipped", "should\nreach", "did\nreach"):
+    for heading in (
+        *("collected", "passed", "failed", "skipped", "should\nreach", "did\nreach"),
+        *("should\nreduce", "did\nreduce"),
+    ):
         table.add_column(heading, justify="right")
     total = Row()
     for name, row in verdict.rows.items():
@@ -122,6 +129,7 @@ def report(verdict: Verdict) -> None:
         ("failed, explained", verdict.failed),
         ("skipped", verdict.skipped),
         ("change chunks, without a collective", verdict.no_collective),
+        ("reduce, and none is ours", verdict.not_reduced),
     ):
         _print(console, title, reasons)
     console.print(f"\nnot explained: {len(verdict.faults)}")

@@ -1,4 +1,4 @@
-"""A pytest plugin that runs Dask's tests and notes what their rechunks became.
+"""A pytest plugin that runs Dask's tests and notes what their rechunks and reductions became.
 
 What a test computes without naming a scheduler goes, by the pass, to
 
@@ -6,17 +6,25 @@ What a test computes without naming a scheduler goes, by the pass, to
 - ``hook``: two ranks, with ``dr.enable(policy="always")`` around each test;
 - ``stock``: the same two workers, without the hook.
 
-Of each test is noted: its outcome; each rechunk that really changed the chunks, with the fact, if
-there is one, for which no collective can be expected of it; and the collectives that ran.
+Of each test is noted: its outcome; each rechunk that really changed the chunks and each reduction,
+with the fact, if there is one, for which no collective can be expected of it; and the collectives
+that ran.
+
+With the hook, a test's reductions go one of three ways, by a hash of its name: small ones are
+gathered, as by default; all with fewer results than ranks are runs; or all with fewer than 16 are,
+with ``deterministic=True``. In runs the ranks cut partials that are larger than a few numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import importlib
+import random
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,17 +36,29 @@ import numpy as np
 import pytest
 from cluster import Clusters, leftovers
 from dask._expr import Expr, HLGExpr
+from dask._task_spec import Task
 from dask.core import flatten
+from dask.delayed import Delayed
 from dask.local import get_sync
 from distributed import Client, Scheduler
-from facts import Change, Facts, Notes, reason
+from facts import Change, Facts, Notes, reason, why_not_reduced
 from waiting import until
 
 import dask_redist as dr
+from dask_redist import deposits, lower
 from dask_redist.layer import RedistributeLayer
+from dask_redist.reducehook import NAMES, ReduceHook
+from dask_redist.reducing import ReduceTask
+from dask_redist.reduction import Merge
 
 RANKS = 2
 PASSES = ("record", "hook", "stock")
+#: how reductions are lowered: ``SMALL`` and ``MANY`` of `lower`, and whether deterministic
+WAYS = (
+    (lower.SMALL, lower.MANY, False),
+    (0, lower.MANY, False),
+    (0, 16, True),
+)
 
 
 class Watch:
@@ -66,6 +86,22 @@ class Watch:
 
         return rechunk
 
+    def tree_reduce(self, original: Callable[..., da.Array]) -> Callable[..., da.Array]:
+        """Where Dask's reductions end, its own function or the hook, watched."""
+
+        @functools.wraps(original)
+        def tree_reduce(*args: Any, **kwargs: Any) -> da.Array:
+            y = original(*args, **kwargs)
+            arguments = [arg for arg in args if not isinstance(arg, ReduceHook)]
+            x, _, axis, *_ = lower.Tree(*arguments, **kwargs)
+            made = _reduced_by(y)
+            self.facts.reductions.append(
+                Change(y.name, why_not_reduced(x, axis), made != "Dask", run=made == "a run")
+            )
+            return y
+
+        return tree_reduce
+
     def get(self, expr: Any, keys: Any, **kwargs: Any) -> Any:
         """A scheduler that computes here what nobody names a scheduler for, watched."""
         self._see(expr)
@@ -82,10 +118,19 @@ class Watch:
         return submit
 
     def _see(self, expr: Any) -> None:
-        if any(not change.computed for change in self.facts.changes):
+        steps = [*self.facts.changes, *self.facts.reductions]
+        if any(not step.computed for step in steps):
             names = _arrays(expr)
-            for change in self.facts.changes:
-                change.computed |= change.name in names
+            for step in steps:
+                step.computed |= step.name in names
+
+
+def _reduced_by(y: da.Array) -> str:
+    """Who makes the result of a reduction: "Dask", "one task" or "a run"."""
+    task = next(iter(y.dask.layers[y.name].values()))
+    if isinstance(task, ReduceTask):
+        return "a run"
+    return "one task" if isinstance(task, Task) and task.func is Merge.result else "Dask"
 
 
 def _same(old: Any, new: Any) -> bool:
@@ -131,6 +176,10 @@ async def _forget_tasks(dask_scheduler: Scheduler) -> list[str]:
     return sorted({str(key) for key in tasks})
 
 
+def _cut_all_but_the_smallest() -> None:
+    deposits.INLINE, deposits.WHOLE = 64, 0
+
+
 class Conformance:
     """The plugin for one pass."""
 
@@ -155,17 +204,22 @@ class Conformance:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         slow = item.get_closest_marker("slow") is not None
         self.facts = self.watch.facts = self.notes.tests[item.nodeid] = Facts(slow=slow)
+        random.seed(item.nodeid)  # some draw what they do
         if self.which == "record":
             return (yield)
         client = self.clusters.client(RANKS)
         if self.watch.client not in (None, client):
             self.notes.faults.append(f"{item.nodeid} finds that workers are gone")
             self._last_run = 0
+        if self.watch.client is not client:
+            client.run(_cut_all_but_the_smallest)
         self.watch.client = client
+        way = zlib.crc32(item.nodeid.encode()) % len(WAYS)
+        lower.SMALL, lower.MANY, deterministic = WAYS[way]
         try:
             if self.which == "stock":
                 return (yield)
-            with dr.enable(policy="always"):
+            with dr.enable(policy="always", deterministic=deterministic):
                 return (yield)
         finally:
             if left := forget(client):
@@ -181,7 +235,8 @@ class Conformance:
             facts.text = report.longrepr[2]
         elif report.longrepr is not None:
             facts.text = report.longreprtext
-        if report.when == "teardown" and any(c.computed and c.collective for c in facts.changes):
+        steps = [*facts.changes, *facts.reductions]
+        if report.when == "teardown" and any(s.computed and s.collective and s.run for s in steps):
             facts.made = self._made()
 
     def _made(self) -> list[str]:
@@ -204,9 +259,15 @@ def pytest_configure(config: pytest.Config) -> None:
     # The name dask.array.rechunk stands for the function.
     module: Any = importlib.import_module("dask.array.rechunk")
     module.rechunk = da.rechunk = watch.rechunk(module.rechunk)
-    arrays: Any = da.Array
     if which == "record":
-        arrays.__dask_scheduler__ = staticmethod(watch.get)
+        kinds: tuple[Any, ...] = (da.Array, Delayed)
+        for kind in kinds:
+            kind.__dask_scheduler__ = staticmethod(watch.get)
+        for module in NAMES:
+            module._tree_reduce = watch.tree_reduce(module._tree_reduce)
+    elif which == "hook":
+        hook: Any = ReduceHook
+        hook.__call__ = watch.tree_reduce(hook.__call__)
     clients: Any = Client
     clients._graph_to_futures = watch.submit(clients._graph_to_futures)
     # Dask's tests compare with scheduler="sync"; here, where everything else is computed.

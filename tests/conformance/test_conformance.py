@@ -13,8 +13,10 @@ FILE = FILES + "test_rechunk.py::"
 def test_the_part_of_dasks_own_tests_that_is_quick() -> None:
     verdict = conformance(*QUICK)
     report(verdict)
+    rows = verdict.rows
     assert verdict.faults == []
-    assert all(row.did == row.should > 0 for row in verdict.rows.values())
+    assert all(row.did == row.should and row.reduced == row.to_reduce for row in rows.values())
+    assert all(row.should + row.to_reduce > 0 for row in rows.values())
 
 
 # ---- The judge sees what it is there for. ----
@@ -34,6 +36,10 @@ WENT_BACK = dataclasses.replace(PLAIN, reason=BACK)
 BEFORE = Facts(changes=[PLAIN])
 REACHED = Facts(changes=[DONE], made=["y"])
 FAILED = Facts("failed", changes=[DONE])
+GATHERED = dataclasses.replace(DONE, run=False)
+REDUCE = Facts(reductions=[PLAIN])
+REDUCED = Facts(reductions=[DONE], made=["y"])
+ONE_CHUNK = dataclasses.replace(PLAIN, reason="there is one chunk along the reduced axes")
 ON = {"test_rechunk.py::a": "reason"}
 
 
@@ -56,6 +62,10 @@ def faults(before: Facts, after: Facts | None, stock: Facts | None = None, **lis
         (Facts(changes=[EMPTY]), Facts(changes=[EMPTY])),
         (Facts(changes=[LAZY]), Facts(changes=[LAZY])),
         (BEFORE, Facts(changes=[LAZY, WENT_BACK])),
+        (REDUCE, REDUCED),
+        (REDUCE, Facts(reductions=[GATHERED])),
+        (Facts(reductions=[ONE_CHUNK]), Facts(reductions=[ONE_CHUNK])),
+        (Facts(reductions=[LAZY]), Facts(reductions=[LAZY])),
     ],
 )
 def test_what_is_as_it_should_be(before: Facts, after: Facts | None) -> None:
@@ -76,6 +86,12 @@ def test_what_is_as_it_should_be(before: Facts, after: Facts | None) -> None:
         (BEFORE, Facts(changes=[DONE, PLAIN], made=["y"]), "leaves y to Dask"),
         (Facts(changes=[LAZY]), Facts(changes=[PLAIN]), "leaves y to Dask"),
         (BEFORE, Facts(changes=[DONE], made=["z"]), "computes y without a run"),
+        (Facts(slow=True, reductions=[PLAIN]), None, "did not run with the hook"),
+        (REDUCE, Facts(), "no reduction is ours"),
+        (REDUCE, Facts(reductions=[LAZY]), "no reduction is ours"),
+        (REDUCE, Facts(reductions=[PLAIN]), "leaves y to Dask"),
+        (REDUCE, Facts(reductions=[GATHERED, PLAIN]), "leaves y to Dask"),
+        (REDUCE, Facts(reductions=[DONE]), "computes y without a run"),
     ],
 )
 def test_what_is_not(before: Facts, after: Facts | None, fault: str) -> None:
@@ -106,6 +122,6 @@ def test_a_pattern_names_tests() -> None:
 
 
 def test_notes_are_kept(tmp_path: Any) -> None:
-    notes = Notes({FILE + "a": REACHED}, ["a rank holds a block"])
+    notes = Notes({FILE + "a": REACHED, FILE + "b": REDUCED}, ["a rank holds a block"])
     notes.write(tmp_path / "notes.json")
     assert read(tmp_path / "notes.json") == notes
