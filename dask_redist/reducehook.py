@@ -92,7 +92,7 @@ def _is_across_chunks(tree: Tree) -> bool:
     One chunk is Dask's, but where Dask is wrong for it.
     """
     x = tree.x
-    if not tree.axis or not isinstance(x._meta, (np.ndarray, np.generic)):
+    if not isinstance(x._meta, (np.ndarray, np.generic)):
         return False
     several = any(x.numblocks[a] > 1 for a in tree.axis)
     empty = any(0 in x.chunks[a] for a in range(x.ndim) if a not in tree.axis)

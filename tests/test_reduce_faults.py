@@ -143,7 +143,8 @@ def brought_to(client: Client, moment: str, gate: Path) -> da.Array:
     else:
         y = total(da.from_array(VALUES, chunks=(2, -1), name=False)).persist()
         wait(y, timeout=30)
-    return y
+    made: da.Array = y
+    return made
 
 
 MOMENTS = (
