@@ -184,9 +184,8 @@ def reduced(tensors: Tensors, dst: int, op: ReduceOp) -> da.Array:
     token = tokenize(x.name, axis, tensors.ranks, tensors.size, dst, op)
     name, source = f"dist-reduce-{token}", f"dist-contribute-{token}"
     axes = "".join(chr(ord("a") + a) for a in range(x.ndim))
-    kept = tuple(-1 if a == axis else a for a in range(x.ndim))
     contribute = blockwise(
-        *(partial(contribute_step, name, kept, _as_it_is), source, axes, x.name, axes),
+        *(partial(contribute_step, name, (-1,) * x.ndim, _as_it_is), source, axes, x.name, axes),
         *(BlockIndex(x.numblocks), axes),
         numblocks={x.name: x.numblocks},
     )
