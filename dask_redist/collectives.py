@@ -1,7 +1,7 @@
 """The graphs of the collectives on the ranks' tensors (see :mod:`dask_redist.dist`).
 
 - *reduced*: the tensors are contributed to a run of a reduction, whose fence on the target rank is
-  the result (see :mod:`dask_redist.deposits`);
+  the result (see :mod:`dask_redist.deposits`); small ones are gathered there by one task;
 - *scattered*: one change of layout gives each rank its slab of all tensors, which it combines;
 - what is the same on several ranks is a change to :class:`~dask_redist.layouts.Replicated`.
 
@@ -26,6 +26,7 @@ from distributed import Client, Future, wait
 from distributed.protocol import pickle
 from numpy.typing import NDArray
 
+from dask_redist import lower
 from dask_redist.boxes import Chunks
 from dask_redist.connect import Ranks, find_client, ranks_of
 from dask_redist.errors import LayoutError, RunTimeoutError
@@ -187,16 +188,20 @@ def _chunks(x: da.Array, axis: int, numbers: Sequence[int]) -> da.Array:
 def reduced(tensors: Tensors, dst: int, op: ReduceOp) -> da.Array:
     """The tensors, combined, as one chunk on rank ``dst``."""
     x, axis = tensors.x, tensors.axis
-    token = tokenize(x.name, axis, tensors.ranks, tensors.size, dst, op)
+    small = x.nbytes <= lower.SMALL
+    token = tokenize(x.name, axis, tensors.ranks, tensors.size, dst, op, small)
     name, source = f"dist-reduce-{token}", f"dist-contribute-{token}"
+    key: Any = (name, *(0 for _ in x.shape))
+    if small:
+        found = List(*(TaskRef((x.name, *index)) for index in np.ndindex(*x.numblocks)))
+        task = CopyTask(key, _combine_here, dst, tensors.size, op, found)
+        return _array(x, {name: MaterializedLayer({key: task})}, tensors.chunks)
     axes = "".join(chr(ord("a") + a) for a in range(x.ndim))
-    kept = tuple(-1 if a == axis else a for a in range(x.ndim))
     contribute = blockwise(
-        *(partial(contribute_step, name, kept, _as_it_is), source, axes, x.name, axes),
+        *(partial(contribute_step, name, (-1,) * x.ndim, _as_it_is), source, axes, x.name, axes),
         *(BlockIndex(x.numblocks), axes),
         numblocks={x.name: x.numblocks},
     )
-    key: Any = (name, *(0 for _ in axes))
     spec = Reduction(
         name=name,
         index=key[1:],
@@ -229,7 +234,7 @@ def scattered(tensors: Tensors, op: ReduceOp) -> da.Array:
         key: Any = (name, *index)
         slab: Any = (moved.name, 0, *index)
         owner = tensors.ranks[index[axis]]
-        graph[key] = CopyTask(key, _combine_slabs, owner, size, op, TaskRef(slab))
+        graph[key] = CopyTask(key, _combine_here, owner, size, op, TaskRef(slab))
     return _array(moved, {name: MaterializedLayer(graph)}, moved.chunks[1:], meta=x._meta)
 
 
@@ -279,9 +284,9 @@ def _aggregate(op: ReduceOp, tensors: list[Any], axis: Any, keepdims: bool) -> N
     return combine(op, tensors)
 
 
-def _combine_slabs(owner: int, ranks: int, op: ReduceOp, slabs: NDArray[Any]) -> NDArray[Any]:
-    """One slab of all tensors, combined by its ``owner``."""
-    return combine(op, list(slabs))
+def _combine_here(owner: int, ranks: int, op: ReduceOp, tensors: Any) -> NDArray[Any]:
+    """All tensors, or one slab of each, combined by the ``owner`` of the result."""
+    return combine(op, list(tensors))
 
 
 # -------------------------------------------------------------------------------------- work

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from waiting import until
 
 import dask_redist as dr
-from dask_redist import dist
+from dask_redist import dist, lower
 from dask_redist.reduceop import as_op, combine
 
 Tensors = list[NDArray[Any]]
@@ -129,10 +129,18 @@ def test_a_sum_that_runs_meanwhile(client: Client) -> None:
 
 
 # ------------------------------------------------------------------ every collective and rank
+@pytest.fixture(params=["a run", "gathered"])
+def is_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a reduce is a run whatever its size; else small tensors are gathered."""
+    if request.param == "a run":
+        monkeypatch.setattr(lower, "SMALL", -1)
+    return bool(request.param == "a run")
+
+
 @pytest.mark.sample
 @pytest.mark.wires
 @pytest.mark.parametrize("shape", [(5,), (7, 3), (40_009,), (0,), (2, 0)], ids=str)
-def test_reduce(client: Client, ranks: int, shape: tuple[int, ...]) -> None:
+def test_reduce(client: Client, ranks: int, shape: tuple[int, ...], is_run: bool) -> None:
     parts = tensors(ranks, *shape)
     x = placed(client, np.concatenate(parts), joined(parts).chunks)
     for group in groups(ranks):
@@ -143,7 +151,7 @@ def test_reduce(client: Client, ranks: int, shape: tuple[int, ...]) -> None:
                 assert y.chunks == tuple((n,) for n in shape)
                 y = y.persist()
                 assert held_on(client, y) == [[dst]]
-                assert new()
+                assert len(new()) == is_run
             same(y.compute(), total([parts[r] for r in among]))
 
 
@@ -212,6 +220,7 @@ def test_copies_are_each_ranks_own(client: Client) -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.usefixtures("is_run")
 def test_an_axis(client: Client, ranks: int, axis: int) -> None:
     parts = tensors(ranks, 4, 5, 3)
     x = joined(parts, axis % 3)
@@ -220,17 +229,19 @@ def test_an_axis(client: Client, ranks: int, axis: int) -> None:
     same(dist.broadcast(x, ranks - 1, axis=axis).compute(), parts[-1])
     same(dist.all_gather(x, axis=axis).compute(), np.concatenate(parts, axis % 3))
     z = dist.reduce_scatter(x, axis=axis)
-    assert z.numblocks[axis % 3] == ranks
+    assert z.numblocks[axis % 3] == min(ranks, parts[0].shape[axis])
     same(z.compute(), total(parts))
 
 
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("where", [(2, 0, 1), (1, 1, 1)], ids=str)
+@pytest.mark.usefixtures("is_run")
 def test_wherever_dask_holds_them(client: Client, where: tuple[int, ...]) -> None:
     """Chunk r is rank r's tensor all the same; floats are added in the order of the ranks."""
-    parts = [np.array([1e16] * 9), np.array([1.0] * 9), np.array([-1e16] * 9)]
+    parts = [np.array([1e16] * 9), np.array([-1e16] * 9), np.array([1.0] * 9)]
     x = placed(client, np.concatenate(parts), 9, where)
-    assert total(parts)[0] != total([parts[0], parts[2], parts[1]])[0]
+    assert total(parts)[0] == 1
+    assert total(parts[::-1])[0] == total([parts[0], parts[2], parts[1]])[0] == 0
     y = dist.reduce(x, 1).persist()
     assert held_on(client, y) == [[1]]
     same(y.compute(), total(parts))
@@ -239,6 +250,7 @@ def test_wherever_dask_holds_them(client: Client, where: tuple[int, ...]) -> Non
 
 
 @pytest.mark.ranks(2, 3)
+@pytest.mark.usefixtures("is_run")
 def test_nothing_is_changed_in_place(client: Client, ranks: int) -> None:
     parts = tensors(ranks, 9000)
     x = placed(client, np.concatenate(parts), 9000)
@@ -260,6 +272,7 @@ def _spoiled(block: NDArray[Any]) -> NDArray[Any]:
 
 
 @pytest.mark.ranks(3)
+@pytest.mark.usefixtures("is_run")
 def test_in_process_it_is_the_same(client: Client) -> None:
     parts = tensors(3, 5)
     x, group = joined(parts), dist.new_group([1, 2])
@@ -272,7 +285,10 @@ def test_in_process_it_is_the_same(client: Client) -> None:
 
 
 @pytest.mark.ranks(2, 3, 5)
-def test_no_rank_gets_more_than_its_share(client: Client, ranks: int) -> None:
+def test_no_rank_gets_more_than_its_share(
+    client: Client, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lower, "SMALL", -1)
     parts = tensors(ranks, 30_000)
     whole = parts[0].nbytes * ranks
     x = placed(client, np.concatenate(parts), 30_000)
@@ -407,6 +423,7 @@ def test_tensors_outside_the_group_may_be_of_any_shape(client: Client) -> None:
 # --------------------------------------------------------------------------------- work, barrier
 @pytest.mark.ranks(2)
 @pytest.mark.erring
+@pytest.mark.usefixtures("is_run")
 def test_work(client: Client) -> None:
     def slow(block: Any) -> Any:
         time.sleep(1)
