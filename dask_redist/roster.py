@@ -91,7 +91,8 @@ class Roster:
     def tell(self, seat: int, message: dict[str, Any]) -> None:
         """Send a rank a message; messages to one rank stay in order."""
         here = self.find(seat)
-        if here is not None:
+        # Dask ends the tasks of a worker that leaves before it says so: it cannot be told any more.
+        if here is not None and here.address in self.scheduler.stream_comms:
             self.scheduler.worker_send(here.address, message)
 
     def tell_all(self, message: dict[str, Any]) -> None:

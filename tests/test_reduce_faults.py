@@ -26,6 +26,7 @@ from test_faults import kill, three_ranks
 from waiting import nothing_held, until
 
 import dask_redist as dr
+from dask_redist import deposits
 
 VALUES = np.arange(8.0 * 30).reshape(8, 30)
 pytestmark = pytest.mark.filterwarnings("ignore:::dask", "ignore:::numpy")
@@ -132,7 +133,7 @@ def brought_to(client: Client, moment: str, gate: Path) -> da.Array:
     elif moment == "it is contributed":
         y = total(gated(gate, 3)).persist()
         until(lambda: bool(dr.runs()) and is_here(gate))
-        time.sleep(0.2)
+        time.sleep(0.2)  # the other contributions get in
     elif moment == "it is merged":
         y = total(da.from_array(VALUES, chunks=(2, -1), name=False), gate).persist()
         until(lambda: is_here(gate))
@@ -143,8 +144,8 @@ def brought_to(client: Client, moment: str, gate: Path) -> da.Array:
     else:
         y = total(da.from_array(VALUES, chunks=(2, -1), name=False)).persist()
         wait(y, timeout=30)
-    made: da.Array = y
-    return made
+    found: da.Array = y
+    return found
 
 
 MOMENTS = (
@@ -216,6 +217,11 @@ def plainly(blocks: Any, axis: Any, keepdims: bool) -> Any:
     return np.sum(blocks, axis=axis, keepdims=keepdims)
 
 
+def combine_at(count: int) -> None:
+    """On a worker: partials that a rank holds before it combines them."""
+    deposits.BATCH = count
+
+
 def refusing(where: str, rows: int = 2) -> da.Array:
     """A sum of which one of three functions raises; many chunks have a rank combine ahead."""
     names = ("chunk", "combine", "aggregate")
@@ -235,8 +241,12 @@ def refusing(where: str, rows: int = 2) -> da.Array:
 @pytest.mark.wires
 @pytest.mark.parametrize("where", ["chunk", "combine", "aggregate"])
 def test_the_users_error_comes_out(client: Client, where: str) -> None:
-    with pytest.raises(Refusal, match=where):
-        refusing(where).compute()
+    client.run(combine_at, 2)
+    try:
+        with pytest.raises(Refusal, match=where):
+            refusing(where).compute()
+    finally:
+        client.run(combine_at, deposits.BATCH)
     until(lambda: nothing_held(client))
     with dr.enable():
         same(fa(VALUES, (2, 30)).sum(axis=0).compute(), VALUES.sum(axis=0))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from cluster import new_runs, same
 from distributed import Client
+from lowered import force
 from numpy.typing import NDArray
 from reports import CHUNKS_API, GEOMETRY, LAYOUT, Report
 from reports_elements import DTYPE, MASKED, PIPELINE, REUSE, UNKNOWN
@@ -76,6 +77,28 @@ def test_with_the_default_policy(client: Client, report: Report) -> None:
 @pytest.mark.parametrize("report", REDUCTIONS, ids=str)
 def test_reductions_with_the_default_policy(client: Client, report: Report) -> None:
     by_default(client, report)
+
+
+#: reductions that are no run anyhow: one chunk, or cumulative
+NO_REDUCTION = ("RD02", "RD11", "RD22", "RA07", "RE09", "RE10")
+
+
+@pytest.mark.erring
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("report", REDUCTIONS, ids=str)
+def test_every_reduction_is_a_run(
+    client: Client, monkeypatch: pytest.MonkeyPatch, report: Report
+) -> None:
+    """However small its partials."""
+    force(monkeypatch, "reduced")
+    with new_runs(client) as new, dr.enable(policy="always"):
+        fault = fault_of(report)
+    if report.theirs and fault is not None:
+        same_fault_without_the_hook(report, fault)
+    else:
+        assert fault is None, repr(fault)
+    is_run = any(run.layout == "reduction" for run in new())
+    assert is_run == (report.id not in NO_REDUCTION)
 
 
 def by_default(client: Client, report: Report) -> None:
