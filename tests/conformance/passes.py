@@ -42,8 +42,16 @@ NAMES = (
     "stats",
     "masked",
 )
-#: what ``make test`` runs: two files but for tests of many chunks, which take long on a cluster
-QUICK = ("rechunk", "reshape"), "not (x3 or x4 or x5 or non_perfect or squashing)"
+#: what ``make test`` runs: two files but for tests of many chunks, which take long on a cluster,
+#: and some of the reductions
+QUICK = (
+    ("rechunk", "reshape", "reductions"),
+    "not (x3 or x4 or x5 or non_perfect or squashing) and (not test_reductions.py or "
+    "test_arg_reductions and argmax or negative_axes or empty or moment or nanarg_reductions or "
+    "nan_object or topk_argtopk2 and (1-None or 3-2 or 4-4) or weighted or "
+    "test_array_reduction_out or 0d or "
+    "does_not_warn or chunk_structure and axes6-2-chunks1 or depth or set_options or names)",
+)
 #: without these, tests would be skipped
 PACKAGES = ("pandas", "pyarrow", "pytest_mock", "pytest_timeout", "scipy", "xarray", "zarr")
 
@@ -110,7 +118,7 @@ def report(verdict: Verdict) -> None:
     """Print the table, what is explained, and what is not."""
     console = Console(highlight=False, markup=False)
     title = "Dask's own tests with dask_redist enabled, on 2 ranks"
-    table = Table(title=title, box=None, padding=(0, 1))
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0))
     table.add_column("file", no_wrap=True)
     for heading in (
         *("collected", "passed", "failed", "skipped", "should\nreach", "did\nreach"),

@@ -127,7 +127,7 @@ class Watch:
 
 def _reduced_by(y: da.Array) -> str:
     """Who makes the result of a reduction: "Dask", "one task" or "a run"."""
-    task = next(iter(y.dask.layers[y.name].values()))
+    task = y.dask.layers[y.name].get(next(flatten(y.__dask_keys__())))
     if isinstance(task, ReduceTask):
         return "a run"
     return "one task" if isinstance(task, Task) and task.func is Merge.result else "Dask"
