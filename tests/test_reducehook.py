@@ -13,6 +13,7 @@ from cluster import ar, fa, same
 from dask_redist import lower
 from dask_redist.connect import Ranks
 from dask_redist.reducehook import ReduceHook
+from dask_redist.reducing import ReduceTask
 
 TWO = Ranks(cast(Any, (None, None)), {})
 
@@ -100,3 +101,17 @@ def test_names_tell_what_is_made() -> None:
     for made, partials, result in ((da.nansum(x), "nansum", "sum"), (x.mean(), "mean_", "mean")):
         assert made.name.startswith(result)
         assert any(name.startswith(partials) for name in made.dask.layers)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "ahead"), [((1, 5), "neighbours"), ((4, 1), "none"), ((2, 1), "none")]
+)
+def test_ranks_combine_ahead_what_is_a_box(
+    chunks: Any, ahead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a user's partials, neighbours in the line are one along the first axis only."""
+    monkeypatch.setattr(lower, "SMALL", 0)
+    x = fa(ar(4, 5), chunks)
+    made = da.reduction(x, _whole, _whole, keepdims=True, combine=_whole, dtype=x.dtype)
+    (fence,) = (task for task in made.dask.values() if isinstance(task, ReduceTask))
+    assert fence.spec.ahead == ahead  # type: ignore[attr-defined]
