@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from dask_redist import lower
 from dask_redist.boxes import Chunks
 from dask_redist.connect import Ranks, find_client, ranks_of
-from dask_redist.errors import LayoutError, RunTimeoutError
+from dask_redist.errors import LayoutError, RedistError, RunTimeoutError
 from dask_redist.layouts import Replicated, Uneven
 from dask_redist.partition import check_rank, integer, integers, split_evenly
 from dask_redist.reduceop import ReduceOp, combine
-from dask_redist.reducing import ReduceTask, contribute_step, reduce
+from dask_redist.reducing import ReduceTask, as_it_is, contribute_step, reduce
 from dask_redist.reduction import Merge, Reduction
 from dask_redist.relayout import lay, resolve, source_of, why_not
 from dask_redist.tasks import CopyTask
@@ -198,7 +198,7 @@ def reduced(tensors: Tensors, dst: int, op: ReduceOp) -> da.Array:
         return _array(x, {name: MaterializedLayer({key: task})}, tensors.chunks)
     axes = "".join(chr(ord("a") + a) for a in range(x.ndim))
     contribute = blockwise(
-        *(partial(contribute_step, name, (-1,) * x.ndim, _as_it_is), source, axes, x.name, axes),
+        *(partial(contribute_step, name, (-1,) * x.ndim, as_it_is), source, axes, x.name, axes),
         *(BlockIndex(x.numblocks), axes),
         numblocks={x.name: x.numblocks},
     )
@@ -212,6 +212,7 @@ def reduced(tensors: Tensors, dst: int, op: ReduceOp) -> da.Array:
         ahead="none",
         cuttable=True,
         deterministic=False,
+        # Of tensors, unlike partials, the axis of the ranks may be cut as well as any other.
         merging=pickle.dumps(Merge((), True, partial(_aggregate, op), None, False)),
     )
     keys = List(*(TaskRef((source, *index)) for index in np.ndindex(*x.numblocks)))
@@ -272,10 +273,6 @@ def _array(source: da.Array, layers: dict[str, Any], chunks: Chunks, meta: Any =
     )
 
 
-def _as_it_is(tensor: Any) -> Any:
-    return tensor
-
-
 def _with_axis(tensor: NDArray[Any]) -> NDArray[Any]:
     return tensor[np.newaxis]
 
@@ -302,6 +299,11 @@ class Work:
     """
 
     def __init__(self, y: da.Array, client: Client) -> None:
+        if client.asynchronous:
+            raise RedistError(
+                "an asynchronous client cannot wait: await the array's futures instead"
+            )
+        self._client = client
         self._y: da.Array = client.persist(y)
         self._futures: list[Future[Any]] = client.futures_of(self._y)
 
@@ -344,7 +346,8 @@ class Work:
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as :meth:`wait` does; what it failed with, or None."""
         try:
-            wait(self._futures, timeout=timeout)
+            with self._client.as_current():
+                wait(self._futures, timeout=timeout)
         except TimeoutError:
             raise RunTimeoutError(
                 f"{self._y.name} is not complete after {timeout:g} s; it goes on"

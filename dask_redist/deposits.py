@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from math import ceil
+from math import ceil, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from dask.array.dispatch import concatenate_lookup
-from dask.sizeof import sizeof
 from distributed.protocol import pickle as by_value
 from numpy.typing import NDArray
 
 from dask_redist.arena import Arena, Block
+from dask_redist.errors import has_left
 from dask_redist.partials import Cut, Leaf, Packed, cut_lengths, pack, unpack
 from dask_redist.ranks import Seat
-from dask_redist.reduction import Line, Nothing, Reduction, Stretch
-from dask_redist.run import Gate, RunTable, Tally
+from dask_redist.reduction import Line, Nothing, Reduction
+from dask_redist.run import Gate, RunClosed, RunTable, Tally
 from dask_redist.spec import Index
 
 #: partials that a rank holds before it combines them
@@ -46,8 +47,7 @@ Reader = Callable[[Seat, int, Sequence[Leaf], "Cut | None"], list[NDArray[Any]]]
 class Entry(NamedTuple):
     """A stretch where it can be read."""
 
-    start: int
-    stop: int
+    places: Index
     packed: Packed
     nothing: bool
 
@@ -107,7 +107,7 @@ class ReduceRun:
                 if not batch:
                     return
                 partials = [stretch.partial for stretch in batch]
-                own = batch[0].stop - batch[0].start > 1
+                own = len(batch[0].places) > 1
                 try:
                     combined = self.spec.merge.combined(partials, own)
                 except BaseException:
@@ -119,17 +119,17 @@ class ReduceRun:
 
     def lay_out(self) -> list[Entry]:
         """Put the partials where other ranks can read them; the run is closed."""
+        entries: list[Entry] = []
         try:
-            return [self._entry(stretch) for stretch in self._line.stretches]
+            while (stretch := self._line.pop()) is not None:
+                places, partial = stretch
+                entries.append(Entry(places, self._pack(partial), type(partial) is Nothing))
+                del stretch, partial  # before the next one is laid
         except Exception as error:  # told in the exchange: every rank that joined takes part in it
             self._error = error
-            return []
         finally:
             self._line = Line()
-
-    def _entry(self, stretch: Stretch) -> Entry:
-        start, stop, partial = stretch
-        return Entry(start, stop, self._pack(partial), type(partial) is Nothing)
+        return entries
 
     def exchange(self, table: Sequence[tuple[Seat, list[Entry]]], me: int) -> list[Merged]:
         """Read and merge the cuts that are this rank's; in the lane.
@@ -140,6 +140,13 @@ class ReduceRun:
             What each rank that takes part has laid out.
         me
             This rank's seat.
+
+        Raises
+        ------
+        Unread
+            A rank has left.
+        RunClosed
+            A chunk has been contributed twice.
         """
         if self._error is not None:
             raise self._error
@@ -150,16 +157,15 @@ class ReduceRun:
         partials = []
         for seat, entry in plan.line:
             whole = cut is None or entry.nothing
-            arrays = self._read(
-                seat, self.table.number, entry.packed.leaves, None if whole else cut
-            )
+            leaves = entry.packed.leaves
+            arrays = _fetch(self._read, seat, self.table.number, leaves, None if whole else cut)
             self.tally.sent[seat.seat] += sum(array.nbytes for array in arrays)
             partials.append(unpack(entry.packed, arrays))
-        singles = all(entry.stop - entry.start == 1 for _, entry in plan.line)
+        singles = all(len(entry.places) == 1 for _, entry in plan.line)
         return self.spec.merge.result(partials, self.spec.lengths if singles else None)
 
     def _pack(self, partial: Any) -> Packed:
-        return pack(partial, self._lay, sizeof(partial) > INLINE, by_value.dumps)
+        return pack(partial, self._lay, INLINE, by_value.dumps)
 
     def _lay(self, arrays: Sequence[NDArray[Any]]) -> list[int]:
         blocks = self._arena.allocate([array.nbytes for array in arrays])
@@ -175,8 +181,12 @@ class Plan:
     def __init__(self, spec: Reduction, table: Sequence[tuple[Seat, list[Entry]]]) -> None:
         self.line = sorted(
             ((seat, entry) for seat, entries in table for entry in entries),
-            key=lambda item: item[1].start,
+            key=lambda item: item[1].places[0],
         )
+        places = Counter(place for _, entry in self.line for place in entry.places)
+        if places != Counter(range(prod(spec.lengths))):
+            # A task that Dask had given up contributed here, and where it was run again.
+            raise RunClosed(f"not all chunks of {spec.name!r} were contributed once")
         self._spec = spec
         self._seats = sorted(seat.seat for seat, _ in table)
         self._axis, self._length, self._nbytes = self._longest()
@@ -215,22 +225,43 @@ class Plan:
 
 
 def _nbytes(packed: Packed) -> int:
-    return len(packed.rest) + sum(
+    return len(packed.rest or b"") + sum(
         int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in packed.leaves
     )
+
+
+class Unread(Exception):
+    """A rank that laid something out has left: the run has to be made again."""
+
+
+def _fetch(
+    read: Reader, seat: Seat, number: int, leaves: Sequence[Leaf], cut: Cut | None
+) -> list[NDArray[Any]]:
+    try:
+        return read(seat, number, leaves, cut)
+    except OSError as error:
+        if has_left(error):
+            raise Unread(str(error)) from error
+        raise
 
 
 def assemble_result(
     spec: Reduction, table: Sequence[tuple[Seat, list[Merged]]], number: int, read: Reader
 ) -> Any:
-    """The chunk of a result, read from the ranks that merged it; it shares memory with nothing."""
+    """The chunk of a result, read from the ranks that merged it; it shares memory with nothing.
+
+    Raises
+    ------
+    Unread
+        One of them has left.
+    """
     parts = sorted(
         ((seat, merged) for seat, several in table for merged in several),
         key=lambda part: part[1].cut.start if part[1].cut else 0,
     )
     found = []
     for seat, merged in parts:
-        arrays = read(seat, number, merged.packed.leaves, None)
+        arrays = _fetch(read, seat, number, merged.packed.leaves, None)
         if len(parts) == 1:
             arrays = [array.copy() for array in arrays]
         found.append(unpack(merged.packed, arrays))

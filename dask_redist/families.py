@@ -17,7 +17,7 @@ number of elements are nan, where NumPy (which looks for no NaN in them, and tak
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,11 +31,14 @@ from dask_redist.reduction import Nothing
 Function = Callable[..., Any]
 
 #: reductions of which partials may be combined in any order
-COMMUTATIVE = (chunk.sum, chunk.prod, chunk.any, chunk.all, chunk.min, chunk.max, np.sum)
+COMMUTATIVE = (
+    *(chunk.sum, chunk.prod, chunk.any, chunk.all, chunk.min, chunk.max, np.sum),
+    reductions.mean_agg,  # two sums
+)
 #: reductions of which each element depends on the same place of all partials
 ELEMENTWISE = (
     *COMMUTATIVE,
-    *(reductions.mean_agg, reductions.moment_agg, reductions.arg_agg, reductions.nanarg_agg),
+    *(reductions.moment_agg, reductions.arg_agg, reductions.nanarg_agg),
     *(reductions._nanmin_skip, reductions._nanmax_skip, routines._chunk_sum),
     *(chunk.topk_aggregate, chunk.argtopk_aggregate),
 )
@@ -92,11 +95,13 @@ class Family:
 def family(aggregate: Function, combine: Function | None, dtype: Any) -> Family:
     """The family of a reduction, by the functions that Dask has for it."""
     base, dtype = _base(aggregate), np.dtype(dtype)
-    known = base in ELEMENTWISE
-    commutes = base in COMMUTATIVE and dtype.kind != "O"
+    known = _is_one_of(base, ELEMENTWISE) and (combine is None or is_dasks(combine))
+    if not known:
+        return Family(aggregate, combine, _as_it_is, None, None, False, False)
+    commutes = _is_one_of(base, COMMUTATIVE) and dtype.kind != "O"
     mend: Callable[[Function], Function] = _extreme
-    if (extreme := EXTREMES.get(_base(combine))) is not None:
-        combine = partial(_merge_extremes, extreme)
+    if _is_one_of(_base(combine), EXTREMES):
+        combine = partial(_merge_extremes, EXTREMES[_base(combine)])
     if base in (reductions.arg_agg, reductions.nanarg_agg):
         aggregate, combine, mend = _FirstTie(aggregate), _FirstTie(combine), _arg
     elif base is reductions.mean_agg and dtype.kind == "m":
@@ -123,6 +128,19 @@ def is_wrong_for_one_chunk(aggregate: Function, dtype: Any) -> bool:
     return _base(aggregate) is reductions.moment_agg and ddof > 0
 
 
+def is_dasks(function: Any) -> bool:
+    """Whether a function is one of Dask's own."""
+    base = _base(function)
+    module = getattr(base, "__module__", "") or ""
+    own = (*COMMUTATIVE, chunk.nansum, chunk.nanprod)
+    return module.startswith("dask.array.") or _is_one_of(base, own)
+
+
+def _is_one_of(function: Any, functions: Iterable[Any]) -> bool:
+    # Callables of users need not be hashable, nor comparable.
+    return any(function is one for one in functions)
+
+
 def _base(function: Any) -> Any:
     while isinstance(function, partial):
         function = function.func
@@ -145,9 +163,14 @@ def _in_one_piece(x: Any) -> Any:
     return x.copy()
 
 
+def _as_it_is(function: Function) -> Function:
+    return function
+
+
 # ------------------------------------------------------------------- chunks without elements
 def _extreme(function: Function) -> Function:
-    extreme = EXTREMES.get(_base(function))
+    base = _base(function)
+    extreme = EXTREMES[base] if _is_one_of(base, EXTREMES) else None
     return function if extreme is None else partial(_extreme_chunk, extreme)
 
 
@@ -265,9 +288,10 @@ def _combine_moments(order: int, pairs: Any, axis: Any, keepdims: bool = True, *
 
 # -------------------------------------------------------------------------------- timedeltas
 def _without_dtype(function: Any) -> Function:
-    while isinstance(function, partial):
-        function = function.func
-    return function  # type: ignore[no-any-return]
+    if not isinstance(function, partial):
+        return function  # type: ignore[no-any-return]
+    keywords = {k: v for k, v in function.keywords.items() if k != "dtype"}
+    return partial(function.func, *function.args, **keywords)
 
 
 def _timedelta_chunk(function: Function) -> Function:

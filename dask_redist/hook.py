@@ -254,8 +254,9 @@ def _uninstall() -> None:
     global _count
     with _lock:
         _count -= 1
-        if _count == 0 and distributed.shuffle.rechunk_p2p is rechunk_p2p:
+        if _count == 0:
             _reductions.take_out()
+        if _count == 0 and distributed.shuffle.rechunk_p2p is rechunk_p2p:
             distributed.shuffle.rechunk_p2p = _original
             dask.config.set({METHOD: _users_method()})
 

@@ -92,7 +92,7 @@ class RedistributeLayer(Layer):
         self.copied = copied
         self.keep = keep
         token = tokenize(
-            *(name_input, chunks, repr(layout), owners if layout else ranks),
+            *(name_input, chunks, layout, owners if layout else ranks),
             *(simple, copied, together),
         )
         self.name = f"redistribute-{token}"

@@ -35,9 +35,10 @@ from dask.tokenize import tokenize
 from dask.utils import funcname
 from distributed.protocol import pickle
 
-from dask_redist.families import Family, as_if_moved, family
+from dask_redist.connect import Ranks
+from dask_redist.families import Family, as_if_moved, family, is_dasks
 from dask_redist.layer import RedistributeLayer
-from dask_redist.reducing import ReduceTask, contribute_step, reduce
+from dask_redist.reducing import ReduceTask, as_it_is, contribute_step, reduce
 from dask_redist.reduction import Merge, Reduction
 from dask_redist.spec import Index
 
@@ -47,8 +48,11 @@ SMALL = 16 << 20
 GATHERED = 64 << 20
 #: partials that one task gathers at most and at least
 MOST, LEAST = 100, 4
-#: results from which ranks have one each, where the number of ranks must not matter
-MANY = 8
+#: share of all ranks' memory that the partials of a result may have in a run
+ROOM = 1 / 8
+#: results from which ranks have one each, and bytes of partials up to which there is a run, where
+#: the ranks must not matter
+MANY, BULK = 8, 1 << 30
 
 
 class Tree(NamedTuple):
@@ -67,7 +71,7 @@ class Tree(NamedTuple):
 
 
 def lower(
-    tree: Tree, original: Callable[..., da.Array], ranks: int, deterministic: bool
+    tree: Tree, original: Callable[..., da.Array], ranks: Ranks, deterministic: bool
 ) -> da.Array:
     """A reduction as ranks make it.
 
@@ -78,7 +82,7 @@ def lower(
     original
         Dask's function: the chunks and meta of what it makes are those of the result.
     ranks
-        How many ranks there are.
+        The ranks.
     deterministic
         Whether the result must have the same bits on any number of ranks.
     """
@@ -88,7 +92,8 @@ def lower(
     plain = original(
         *tree._replace(aggregate=kind.aggregate, split_every=one_step, reduced_meta=meta)
     )
-    tree = _before_relayout(tree) if kind.is_known else tree
+    if kind.is_known and not deterministic:  # whether there is a change depends on the ranks
+        tree = _before_relayout(tree)
     lowering = _Lowering(tree, kind, ranks, deterministic)
     graph = lowering.gathered() if lowering.is_gathered else lowering.reduced()
     chunks = _result_chunks(tree)
@@ -136,6 +141,9 @@ def _before_relayout(tree: Tree) -> Tree:
     change = x.dask.layers.get(source)
     if not isinstance(change, RedistributeLayer) or indices != layer.output_indices:
         return tree
+    fewer = change.copied or prod(map(len, change.chunks_in)) < change.ranks
+    if fewer or not is_dasks(layer.task.func):  # users may mean these very chunks
+        return tree
     token = tokenize(x.name, change.name_input)
     name = f"{funcname(layer.task.func)}-{token}"
     blocks = tuple(map(len, change.chunks_in))
@@ -182,8 +190,10 @@ def _like(
 class _Lowering:
     """One reduction on its way into a graph."""
 
-    def __init__(self, tree: Tree, kind: Family, ranks: int, deterministic: bool) -> None:
-        self.tree, self.kind, self.ranks, self.deterministic = tree, kind, ranks, deterministic
+    def __init__(self, tree: Tree, kind: Family, ranks: Ranks, deterministic: bool) -> None:
+        self.tree, self.kind, self.deterministic = tree, kind, deterministic
+        self.ranks = ranks.size
+        self._room = ROOM * sum(seat.memory_limit for seat in ranks.seats)
         x = tree.x
         self.axis = tuple(sorted(tree.axis))
         self.kept = tuple(a for a in range(x.ndim) if a not in self.axis)
@@ -195,7 +205,7 @@ class _Lowering:
         self._token = tokenize(
             x.name,
             *(tree.aggregate, tree.combine, tree.axis, tree.keepdims, tree.dtype),
-            *(tree.concatenate, self.may_combine, deterministic, self.is_gathered or ranks),
+            *(tree.concatenate, self.may_combine, deterministic, self.is_gathered or self.ranks),
         )
         step = "aggregate" if self.is_gathered else "reduce"
         self.name = f"{self._prefix}-{step}-{self._token}"
@@ -204,8 +214,11 @@ class _Lowering:
     @property
     def is_gathered(self) -> bool:
         """Whether one task gathers the partials of a result."""
-        many = MANY if self.deterministic else self.ranks
-        return len(self.indices) >= many or len(self.line) * self.nbytes <= SMALL
+        many, room = (MANY, BULK) if self.deterministic else (self.ranks, self._room)
+        held = len(self.line) * self.nbytes
+        # Partials of a run are no chunks: Dask cannot spill them, nor does it know of them.
+        is_much = held > room and (self.deterministic or not self.kind.commutes)
+        return len(self.indices) >= many or held <= SMALL or is_much
 
     @property
     def nbytes(self) -> float:
@@ -350,7 +363,7 @@ class _Lowering:
             kept = tuple(-1 if a in self.axis else a for a in range(x.ndim))
         if function is None:  # whatever makes them: a step of its own
             axes = "".join(chr(ord("a") + a) for a in range(x.ndim))
-            step = partial(contribute_step, self.name, kept, _as_it_is)
+            step = partial(contribute_step, self.name, kept, as_it_is)
             blocks = BlockIndex(x.numblocks)
             layers[name] = blockwise_layer(
                 *(step, name, axes, x.name, axes, blocks, axes), numblocks={x.name: x.numblocks}
@@ -396,7 +409,3 @@ def _function(layer: Layer) -> Callable[..., Any] | None:
     if type(first) is tuple and len(first) == 4 and callable(first[0]):  # an arg-reduction
         return first[0]  # type: ignore[no-any-return]
     return None
-
-
-def _as_it_is(partial: Any) -> Any:
-    return partial

@@ -160,18 +160,28 @@ class Orders:
             logger.info("seat %d cannot exchange run %d: %s", seat_number, number, failure)
         self.act(self.conductor.voted(number, seat_number, ready))
 
+    async def _silent(self, seats: list[Seat]) -> list[Seat]:
+        """Which of the ranks do not answer."""
+        asked = (self.roster.ask(seat, "redist_memory") for seat in seats)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        there = zip(seats, answers, strict=True)
+        return [seat for seat, answer in there if isinstance(answer, RunTimeoutError)]
+
     async def _watch_exchange(self, number: int) -> None:
         """Whoever has not exchanged in time is named to the fence."""
         deadline = time.monotonic() + self.roster.timeout
         while (run := self.conductor.by_number.get(number)) is not None and run.exchanging:
             if time.monotonic() > deadline:
                 late = [s for n in sorted(run.exchanging) if (s := self.roster.find(n))]
+                if not run.votes and not (late := await self._silent(late)):
+                    deadline = time.monotonic() + self.roster.timeout  # they compute for the user
+                    continue
                 names = ", ".join(self.roster.name(s) for s in late)
                 error = RunTimeoutError(
                     f"{names} did not exchange run {number} within {self.roster.timeout:g} s "
                     "(redist.timeout)"
                 )
-                for seat in sorted(run.exchanging):
-                    self.act(self.conductor.not_exchanged(number, seat, error))
+                for seat_number in sorted(run.exchanging):
+                    self.act(self.conductor.not_exchanged(number, seat_number, error))
                 return
             await asyncio.sleep(0.1)

@@ -19,6 +19,10 @@ from numpy.typing import NDArray
 __all__ = ["Cut", "Leaf", "Packed", "cut_lengths", "pack", "unpack"]
 
 
+#: bytes up to which a pickle is never laid: that of slots alone
+LEAST = 4096
+
+
 class Leaf(NamedTuple):
     """Where an array of a partial lies.
 
@@ -38,9 +42,9 @@ class Leaf(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A partial: its arrays, and the pickle of the rest."""
+    """A partial: its arrays, and the pickle of the rest; None: that is the last of the arrays."""
 
-    rest: bytes
+    rest: bytes | None
     leaves: tuple[Leaf, ...]
 
 
@@ -73,7 +77,7 @@ class Masked(NamedTuple):
 def pack(
     partial: Any,
     lay: Callable[[Sequence[NDArray[Any]]], Sequence[int]],
-    plain: bool = True,
+    inline: int = 0,
     dumps: Callable[[Any], bytes] = pickle.dumps,
 ) -> Packed:
     """Take the arrays out of a partial.
@@ -84,30 +88,40 @@ def pack(
         Any object that can be pickled; it is left as it is.
     lay : callable
         Copies arrays to where they can be read, in C order; returns their offsets.
-    plain : bool
-        False: nothing is taken out, all is pickled.
+    inline : int
+        A partial of up to so many bytes is pickled as it is, and a longer pickle is laid, too.
     dumps : callable
         Pickles what is left, which may be of classes that no module has.
 
     Examples
     --------
     >>> laid = []
-    >>> packed = pack({"n": 3, "total": np.ones((1, 2))}, lambda a: laid.extend(a) or [64])
+    >>> packed = pack({"n": 3, "total": np.ones((1, 2))}, lambda a: laid.extend(a) or [64], 100)
     >>> packed.leaves
     (Leaf(offset=64, shape=(1, 2), dtype=dtype('float64')),)
     >>> unpack(packed, laid)
     {'n': 3, 'total': array([[1., 1.]])}
     """
     arrays: list[NDArray[Any]] = []
-    rest = _take_out(partial, arrays) if plain else partial
+    rest: bytes | None = dumps(_take_out(partial, arrays))
+    length = len(rest or b"")
+    if arrays and length + sum(array.nbytes for array in arrays) <= inline:
+        rest, arrays = dumps(partial), []
+    elif length > max(inline, LEAST):
+        arrays.append(np.frombuffer(rest or b"", np.uint8))
+        rest = None
     offsets = lay(arrays) if arrays else ()
     leaves = tuple(Leaf(o, a.shape, a.dtype) for o, a in zip(offsets, arrays, strict=True))
-    return Packed(dumps(rest), leaves)
+    return Packed(rest, leaves)
 
 
 def unpack(packed: Packed, arrays: Sequence[NDArray[Any]]) -> Any:
     """The partial, made of its arrays or of one cut of all of them; see `pack`."""
-    return _put_in(pickle.loads(packed.rest), arrays)
+    rest = packed.rest
+    if rest is None:
+        *arrays, last = arrays
+        rest = last.tobytes()
+    return _put_in(pickle.loads(rest), arrays)
 
 
 def cut_lengths(packed: Packed) -> tuple[int, ...]:
@@ -121,7 +135,7 @@ def cut_lengths(packed: Packed) -> tuple[int, ...]:
     >>> cut_lengths(Packed(pickle.dumps({"n": 7, "M": Slot(0)}), leaves[1:]))
     ()
     """
-    if not packed.leaves or not _is_all_slots(pickle.loads(packed.rest)):
+    if not packed.leaves or packed.rest is None or not _is_all_slots(pickle.loads(packed.rest)):
         return ()
     shapes = [leaf.shape for leaf in packed.leaves]
     return tuple(

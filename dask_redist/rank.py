@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dask_redist import config
 from dask_redist.arena import Arena, block_of
-from dask_redist.deposits import ReduceRun, assemble_result, dumped, loaded
+from dask_redist.deposits import ReduceRun, Unread, assemble_result, dumped, loaded
 from dask_redist.errors import RunTimeoutError, dump, has_left
 from dask_redist.holdings import Holdings
 from dask_redist.lane import Lane
@@ -185,6 +185,8 @@ class Rank(WorkerPlugin):
         # Fused with its producer, the task has the end of the name; in a task that computes
         # something else, its own.
         key: Any = self.worker.get_current_task()
+        if not isinstance(key, tuple) or not isinstance(key[0], str):
+            return None
         name, *place = key
         token = id[0].rpartition("-")[2]
         if tuple(place) != index or not name.endswith(f"-contribute-{token}"):
@@ -262,12 +264,14 @@ class Rank(WorkerPlugin):
         number, loop = reply["number"], asyncio.get_running_loop()
         read = partial(assemble_result, spec, loaded(reply["merged"]), number, self.reach.read)
         try:
-            return await loop.run_in_executor(self.threads, read)
-        except OSError as error:
-            if not has_left(error):
-                raise
-        await self.worker.scheduler.redist_unread(id=id, number=number)
-        raise Reschedule
+            result = await loop.run_in_executor(self.threads, read)
+        except Unread:
+            result = None
+            await self.worker.scheduler.redist_unread(id=id, number=number)
+        # What was read is the result if the run was not over meanwhile, and its memory reused.
+        if not await self.worker.scheduler.redist_stands(id=id, number=number):
+            raise Reschedule
+        return result
 
     async def _fence(self, id: Any, numbers: set[int]) -> dict[str, Any]:
         reply: dict[str, Any] = await self.worker.scheduler.redist_fence(
@@ -341,8 +345,11 @@ class Rank(WorkerPlugin):
                 answer |= {"merged": dumped(merged), "read": dict(run.tally.sent)}
             else:
                 run.exchange()
+        except (RunClosed, Unread):
+            answer = {"failed": True, "error": None}
         except Exception as failure:
-            answer = {"failed": True, "error": None if has_left(failure) else dump(failure)}
+            left = not isinstance(run, ReduceRun) and has_left(failure)  # else it is the user's
+            answer = {"failed": True, "error": None if left else dump(failure)}
         number = run.table.number
         self._call(self.worker.scheduler.redist_exchanged(number=number, seat=self.seat, **answer))
 

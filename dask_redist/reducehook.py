@@ -79,7 +79,7 @@ class ReduceHook:
         fallback, deterministic = settings
         found = self._ranks()
         if isinstance(found, Ranks):
-            return lower(tree, self._original, found.size, deterministic)
+            return lower(tree, self._original, found, deterministic)
         if fallback == "error":
             raise RedistError(f'{found}; fallback="dask" takes Dask\'s own reduction')
         plain: da.Array = self._original(*args, **kwargs)

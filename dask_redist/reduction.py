@@ -4,7 +4,7 @@ A reduction has one *part* for each chunk of its result: the chunks that it is m
 in their index along the reduced axes only. Read in C order these are a *line*, and a partial's
 place in it is a number. Dask's own functions merge partials: ``combine`` makes one partial of
 several, ``aggregate`` makes the result. Both get them in the order of the line; a *stretch* is one
-partial for the places ``start`` to ``stop``.
+partial of several places.
 
 Chunks without elements along the reduced axes have no partial where their family of reductions has
 no identity (min, argmax): they leave :class:`Nothing`, which is passed over, unless there is
@@ -36,11 +36,15 @@ class Nothing(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """One partial for the places ``start`` to ``stop`` of a line."""
+    """One partial for several places of a line, rising."""
 
-    start: int
-    stop: int
+    places: Index
     partial: Any
+
+    @property
+    def start(self) -> int:
+        """The first place."""
+        return self.places[0]
 
 
 @dataclass(frozen=True)
@@ -225,13 +229,17 @@ class Line:
     ...     line.put(place, [place])
     ...     if batch := line.batch("neighbours", 3):
     ...         line.join(batch, sum((stretch.partial for stretch in batch), []))
-    >>> [(s.start, s.stop, s.partial) for s in line.stretches]
-    [(0, 3, [0, 1, 2]), (5, 6, [5])]
+    >>> [(stretch.places, stretch.partial) for stretch in line.stretches]
+    [((0, 1, 2), [0, 1, 2]), ((5,), [5])]
     """
 
     def __init__(self) -> None:
         self._stretches: dict[int, Stretch] = {}
         self._seen: set[int] = set()
+
+    def pop(self) -> Stretch | None:
+        """The first stretch, which is let go; None: there is none."""
+        return self._stretches.pop(min(self._stretches)) if self._stretches else None
 
     @property
     def stretches(self) -> list[Stretch]:
@@ -242,7 +250,7 @@ class Line:
         """Add a partial; one that came twice counts once."""
         if place not in self._seen:
             self._seen.add(place)
-            self._stretches[place] = Stretch(place, place + 1, partial)
+            self._stretches[place] = Stretch((place,), partial)
 
     def batch(self, ahead: str, least: int) -> list[Stretch]:
         """Stretches that may be combined, at least so many, taken out until they are joined."""
@@ -250,7 +258,7 @@ class Line:
             return []
         found: list[Stretch] = []
         for stretch in self.stretches:
-            if found and ahead != "any" and found[-1].stop != stretch.start:
+            if found and ahead != "any" and found[-1].places[-1] + 1 != stretch.start:
                 if len(found) >= least:
                     break
                 found = []
@@ -267,4 +275,5 @@ class Line:
 
     def join(self, batch: Sequence[Stretch], partial: Any) -> None:
         """Put what a batch was combined to in its place."""
-        self._stretches[batch[0].start] = Stretch(batch[0].start, batch[-1].stop, partial)
+        places = sorted(place for stretch in batch for place in stretch.places)
+        self._stretches[places[0]] = Stretch(tuple(places), partial)

@@ -75,7 +75,8 @@ class RunBook:
 
     def lay(self, number: int, seat: int, row: bytes) -> None:
         """What a seat has laid out for the exchange of a reduction."""
-        self._laid.setdefault(number, {})[seat] = row
+        if number in self._live:
+            self._laid.setdefault(number, {})[seat] = row
 
     def laid(self, number: int, seats: dict[int, Seat]) -> bytes | None:
         """What all seats have laid out, for those that exchange; None: it is no reduction."""
@@ -83,8 +84,8 @@ class RunBook:
 
     def merge(self, number: int, seat: int, row: bytes, read: dict[int, int]) -> None:
         """What a seat has made of it, and how many bytes it read from whom."""
-        self._merged.setdefault(number, {})[seat] = row
         if report := self._live.get(number):
+            self._merged.setdefault(number, {})[seat] = row
             report.received(seat, read)
 
     def merged(self, number: int, seats: dict[int, Seat]) -> bytes | None:

@@ -74,6 +74,7 @@ class SchedulerShell(SchedulerPlugin):
                 "redist_exchanged": self._exchanged,
                 "redist_missing": self._missing,
                 "redist_unread": self._unread,
+                "redist_stands": self._stands,
                 "redist_copy": self._copy,
                 "redist_barrier": self._barrier,
                 "redist_runs": self._runs,
@@ -180,10 +181,11 @@ class SchedulerShell(SchedulerPlugin):
         if value == AGAIN:
             return {"again": True}
         self.book.mark(value, "fence")
-        return {
-            "number": value,
-            "merged": self.book.merged(value, self.roster.ranks.by_number),
-        }
+        run = self.conductor.runs.get(id)
+        merged = self.book.merged(value, self.roster.ranks.by_number)
+        if run is None or (merged is None and not run.votes):
+            return {"again": True}  # a rank has left since
+        return {"number": value, "merged": merged}
 
     def _exchanged(
         self,
@@ -216,6 +218,11 @@ class SchedulerShell(SchedulerPlugin):
     def _unread(self, id: Any, number: int) -> None:
         """The result of a reduction could not be read: a rank that merged some has left."""
         self._act(self.conductor.missing(id, number))
+
+    def _stands(self, id: Any, number: int) -> bool:
+        """Whether a run is still the one whose results count."""
+        run = self.conductor.runs.get(id)
+        return run is not None and run.number == number
 
     async def _copy(self, id: Any, number: int, key: Any, address: str) -> None:
         """A replicated chunk is being taken at ``address``: have the other ranks take theirs."""
@@ -321,7 +328,8 @@ class SchedulerShell(SchedulerPlugin):
             actions = self.conductor.create(id, {}, votes=False)
             run = self.conductor.runs[id]
             self.book.open(run, spec, numbers, len(fence.dependencies), Counter())
-            return self._act(actions)
+            self._act(actions)
+            return self.watch.begin()
         owners = assign(spec, len(seats), self._held(fence, spec))
         wanted = [take.key for take in fence.dependents if take.state in _NEEDED]
         takers = Counter(spec.out_number(key[1:]) for key in wanted)
@@ -334,8 +342,9 @@ class SchedulerShell(SchedulerPlugin):
         self.watch.begin()
 
     def _fail(self, seat: Seat, reason: str) -> None:
-        """End the runs that a rank holds outputs of; the next contribution gets the reason."""
-        for run in [run for run in self.conductor.runs.values() if seat.seat in run.holders]:
+        """End the runs that a rank holds something of; the next contribution gets the reason."""
+        runs = list(self.conductor.runs.values())
+        for run in (r for r in runs if seat.seat in (r.holders if r.votes else r.writers)):
             self._failed[run.id] = AdmissionError(f"{self.roster.name(seat)} {reason}")
             self._act(self.conductor.missing(run.id, run.number))
 

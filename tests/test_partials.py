@@ -102,9 +102,20 @@ def test_what_is_taken_out_comes_back(partial: Any, leaves: int) -> None:
 @pytest.mark.parametrize("name", sorted(PARTIALS.keys() - {"big-endian"}))
 def test_small_partials_stay_whole(name: str) -> None:
     partial, _ = PARTIALS[name]  # NumPy's own pickles are in native byte order
-    packed = pack(partial, lambda _: pytest.fail("something is laid"), plain=False)
+    packed = pack(partial, lambda _: pytest.fail("something is laid"), 10_000)
     assert packed.leaves == ()
     equal(unpack(packed, []), partial)
+
+
+@pytest.mark.parametrize("partial", [np.array(["a" * k for k in range(200)], object), "b" * 5000])
+def test_long_pickles_are_laid_too(partial: Any) -> None:
+    """What travels in messages stays short, whatever it is."""
+    laid = Laid()
+    packed = pack(partial, laid, 4096)
+    assert packed.rest is None
+    assert len(packed.leaves) == 1
+    equal(unpack(packed, laid.arrays(packed)), partial)
+    assert cut_lengths(packed) == ()
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -116,7 +127,7 @@ def test_objects_of_classes_that_no_module_has(plain: bool) -> None:
             self.values = values
 
     laid = Laid()
-    packed = pack([Sketch(ar(3)), ar(4)], laid, plain, by_value.dumps)
+    packed = pack([Sketch(ar(3)), ar(4)], laid, 0 if plain else 10_000, by_value.dumps)
     assert len(packed.leaves) == plain
     sketch, array = unpack(packed, laid.arrays(packed))
     same(sketch.values, ar(3))
