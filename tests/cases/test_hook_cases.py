@@ -84,7 +84,7 @@ NO_REDUCTION = ("RD02", "RD04", "RD11", "RD22", "RA07", "RE04", "RE05", "RE09", 
 
 
 @pytest.mark.erring
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("report", REDUCTIONS, ids=str)
 def test_every_reduction_is_a_run(
     client: Client, monkeypatch: pytest.MonkeyPatch, report: Report
