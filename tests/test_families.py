@@ -18,6 +18,7 @@ from cluster import ar, fa, same
 from dask.array import chunk, reductions
 from lowered import close, lowered
 
+from dask_redist import lower
 from dask_redist.families import COMMUTATIVE, UFUNCS, family, is_wrong_for_one_chunk
 from dask_redist.reduction import Nothing
 
@@ -173,6 +174,17 @@ def test_a_chunk_without_elements_has_no_extreme() -> None:
     assert found.empty.shape == (0, 3)
     same(mended(ar(2, 3), axis=(0,), keepdims=True), ar(2, 3)[1:])
     same(mended(ar(2, 0), axis=(0,), keepdims=True), ar(1, 0))
+
+
+@pytest.mark.parametrize("name", ["var", "nanstd", "mean"])
+def test_partials_of_no_elements_are_combined_too(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lower, "GATHERED", 1)
+    monkeypatch.setattr(lower, "LEAST", 2)
+    with lowered(way="gathered"):
+        y = getattr(da, name)(fa(ar(10), ((2, 0, 0, 3, 0, 4, 1),)))
+    np.testing.assert_allclose(y.compute(scheduler="sync"), getattr(np, name)(ar(10)), rtol=1e-14)
 
 
 def test_a_count_of_flags_is_a_count() -> None:

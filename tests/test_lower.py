@@ -233,8 +233,11 @@ def test_a_users_order_is_kept(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_partials_are_not_combined_where_a_user_does_not_expect_it(way: str) -> None:
+def test_partials_are_not_combined_where_a_user_does_not_expect_it(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With one step Dask hands all partials to aggregate, which need not take its own results."""
+    monkeypatch.setattr(lower, "GATHERED", 1)
 
     def count(partials: Any, axis: Any, keepdims: bool) -> Any:
         n: int = len(partials)

@@ -80,11 +80,11 @@ def test_reductions_with_the_default_policy(client: Client, report: Report) -> N
 
 
 #: reductions that are no run anyhow: one chunk, or cumulative
-NO_REDUCTION = ("RD02", "RD11", "RD22", "RA07", "RE09", "RE10")
+NO_REDUCTION = ("RD02", "RD04", "RD11", "RD22", "RA07", "RE04", "RE05", "RE09", "RE10")
 
 
 @pytest.mark.erring
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("report", REDUCTIONS, ids=str)
 def test_every_reduction_is_a_run(
     client: Client, monkeypatch: pytest.MonkeyPatch, report: Report
