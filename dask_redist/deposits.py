@@ -117,8 +117,8 @@ class ReduceRun:
                 with self._lock:
                     self._line.join(batch, combined)
 
-    def lay_out(self) -> list[Entry]:
-        """Put the partials where other ranks can read them; the run is closed."""
+    def lay_out(self) -> list[Entry] | None:
+        """Put the partials where others can read them; the run is closed. None: that failed."""
         entries: list[Entry] = []
         try:
             while (stretch := self._line.pop()) is not None:
@@ -129,9 +129,9 @@ class ReduceRun:
             self._error = error
         finally:
             self._line = Line()
-        return entries
+        return entries if self._error is None else None
 
-    def exchange(self, table: Sequence[tuple[Seat, list[Entry]]], me: int) -> list[Merged]:
+    def exchange(self, table: Sequence[tuple[Seat, list[Entry] | None]], me: int) -> list[Merged]:
         """Read and merge the cuts that are this rank's; in the lane.
 
         Parameters
@@ -150,7 +150,10 @@ class ReduceRun:
         """
         if self._error is not None:
             raise self._error
-        plan = Plan(self.spec, table)
+        laid = [(seat, entries) for seat, entries in table if entries is not None]
+        if len(laid) < len(table):  # another rank tells why
+            return []
+        plan = Plan(self.spec, laid)
         return [Merged(cut, self._pack(self._merge(plan, cut))) for cut in plan.cuts_of(me)]
 
     def _merge(self, plan: Plan, cut: Cut | None) -> Any:
@@ -274,9 +277,9 @@ def assemble_result(
     return concatenate(found, axis=axis)
 
 
-def dumped(row: Sequence[Entry] | Sequence[Merged]) -> bytes:
+def dumped(row: list[Entry] | list[Merged] | None) -> bytes:
     """What one rank has, for messages."""
-    return pickle.dumps(list(row))
+    return pickle.dumps(row)
 
 
 def loaded(table: bytes) -> list[tuple[Seat, Any]]:

@@ -22,6 +22,7 @@ from reduce_ranks import LocalRanks
 
 from dask_redist import lower
 from dask_redist.connect import Ranks
+from dask_redist.ranks import Seat
 from dask_redist.reducehook import ReduceHook
 from dask_redist.reducing import ReduceTask
 
@@ -40,8 +41,7 @@ def lowered(
     ranks: int = 3, deterministic: bool = False, way: str = "", fallback: str = "dask"
 ) -> Iterator[None]:
     """Dask's reductions are lowered here; ``way``: all of them are "reduced", or "gathered"."""
-    there: Any = tuple(range(ranks))
-    hook = ReduceHook(lambda: (fallback, deterministic), lambda: Ranks(there, {}))
+    hook = ReduceHook(lambda: (fallback, deterministic), lambda: ranks_of_4_gib(ranks))
     with pytest.MonkeyPatch.context() as patch:
         force(patch, way)
         hook.put_in()
@@ -49,6 +49,12 @@ def lowered(
             yield
         finally:
             hook.take_out()
+
+
+def ranks_of_4_gib(n: int) -> Ranks:
+    """Ranks that are nowhere."""
+    facts: list[Any] = ["w", "here", "tcp://here:1", None, None, 4 << 30, 1]
+    return Ranks(tuple(Seat(number, *facts) for number in range(n)), {})
 
 
 def force(patch: pytest.MonkeyPatch, way: str) -> None:

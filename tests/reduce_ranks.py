@@ -77,7 +77,8 @@ class LocalRanks:
             runs[rank].contribute(index, partial)
             joined[rank] = None
         laid = [(self.seats[r], loaded_row(runs[r].lay_out())) for r in joined]
-        self.plan = Plan(spec, laid)
+        if all(row is not None for _, row in laid):
+            self.plan = Plan(spec, laid)
         merged = []
         for self._me in joined:
             row = runs[self._me].exchange(laid, self.seats[self._me].seat)
@@ -89,7 +90,7 @@ class LocalRanks:
         return result
 
 
-def loaded_row(row: Sequence[Entry] | Sequence[Merged]) -> Any:
+def loaded_row(row: list[Entry] | list[Merged] | None) -> Any:
     """The row of a table after its way through messages."""
     ((_, found),) = loaded(pickle.dumps([(0, dumped(row))]))
     return found

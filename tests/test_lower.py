@@ -260,7 +260,8 @@ def test_who_may_be_combined_ahead() -> None:
     with lowered(way="reduced"):
         assert ahead(x().sum(axis=0)) == "any"
         assert ahead(x().astype(object).sum(axis=0)) == "neighbours"
-        assert ahead(x().mean(axis=0)) == "neighbours"
+        assert ahead(x().mean(axis=0)) == "any"
+        assert ahead(x().var(axis=0)) == "neighbours"
         assert ahead(x().argmax(axis=0)) == "neighbours"
         assert ahead(joined()) == "neighbours"
         assert ahead(joined(split_every=20)) == "none"
@@ -460,7 +461,7 @@ def make_small(patch: pytest.MonkeyPatch) -> None:
 def test_any_call_gives_what_numpy_gives(
     case: Case, way: str, seed: int, local: dict[int, LocalRanks]
 ) -> None:
-    want, stock = case.want(), None
+    want = case.want()
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
         patch.setattr(lower, "GATHERED", 1)
@@ -468,13 +469,13 @@ def test_any_call_gives_what_numpy_gives(
             with pytest.raises(type(want)), lowered(way=way):
                 case.lazy().compute(scheduler="sync")
             return
-        if is_numpys_inf(case):
-            stock = case.lazy().compute(scheduler="sync")
         with lowered(way=way):
             y = case.lazy()
         got = y.compute(scheduler="sync")
         assert y.dtype == got.dtype
-        close(got, want if stock is None else stock, case.array.dtype)
+        if is_numpys_inf(case):
+            got, want = (np.where(np.isinf(v), np.nan, v) for v in (got, want))
+        close(got, want, case.array.dtype)
         if way == "reduced" and fences(y) and set(fences(y)) == {*_keys(y)}:
             make_small(patch)
             rng = np.random.default_rng(seed)

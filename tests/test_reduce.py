@@ -23,6 +23,7 @@ from reduce_ranks import LocalRanks
 from test_lower import joined
 
 import dask_redist as dr
+from dask_redist import lower
 
 pytestmark = pytest.mark.filterwarnings("ignore:::dask", "ignore:::numpy")
 
@@ -281,7 +282,10 @@ def test_dask_moves_no_partial(client: Client, reduced: None) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_large_partials_are_reduced_unasked(client: Client, ranks: int) -> None:
+def test_large_partials_are_reduced_unasked(
+    client: Client, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lower, "SMALL", 1 << 20)
     values = ar(8, 70_000)  # four partials of 560 kB
     with new_runs(client) as new, dr.enable():
         y = da.from_array(values, chunks=(2, 70_000)).sum(axis=0)

@@ -2,20 +2,20 @@
 
 import warnings
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
 from cluster import ar, fa, same
+from lowered import ranks_of_4_gib
 
 from dask_redist import lower
-from dask_redist.connect import Ranks
 from dask_redist.reducehook import ReduceHook
 from dask_redist.reducing import ReduceTask
 
-TWO = Ranks(cast(Any, (None, None)), {})
+TWO = ranks_of_4_gib(2)
 
 
 @pytest.fixture(autouse=True, params=["small", "large"])

@@ -286,6 +286,7 @@ def test_what_cannot_be_cut_is_merged_by_the_rank_that_holds_most(
     spec = reduction(Merge((0,), False, np.sum, None, True), (3, 1), **facts)
     plan = Plan(spec, table((3, 9, 4), partials, lambda place: 9 if place else 3))
     assert [list(plan.cuts_of(s)) for s in (3, 9, 4)] == [[], [None], []]
+    spec = reduction(Merge((0,), False, np.sum, None, True), (2, 1), **facts)
     even = Plan(spec, table((9, 3), partials[1:], lambda place: 3 if place else 9))
     assert [list(even.cuts_of(s)) for s in (3, 9)] in ([[], [None]], [[None], []])
 
@@ -295,6 +296,7 @@ def test_nothing_is_no_partial_to_be_cut() -> None:
     partials = [Nothing(BIG[:0]), BIG, BIG, BIG]
     plan = Plan(spec, table((0, 1), partials, lambda place: place % 2))
     assert [list(plan.cuts_of(s)) for s in (0, 1)] == [[Cut(1, 0, 4000)], [Cut(1, 4000, 8000)]]
+    spec = reduction(Merge((0,), False, np.max, None, True), (2, 1))
     none = Plan(spec, table((0, 1), [Nothing(BIG[:0])] * 2, lambda place: place))
     assert [list(none.cuts_of(s)) for s in (0, 1)] in ([[None], []], [[], [None]])
 
