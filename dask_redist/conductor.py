@@ -134,7 +134,7 @@ class Conductor:
         if restarts.losses + restarts.misses > MAX_RESTARTS:
             del self.restarts[id]  # the fence errs; a retry by the user begins anew
             error = RankLostError(
-                f"redistribution {id!r} was restarted more than {MAX_RESTARTS} times and given up; "
+                f"{id!r} was restarted more than {MAX_RESTARTS} times and given up; "
                 "ranks are lost, or blocks are missing, again and again"
             )
             return [*(self._end(run) if run else []), Answer(request, error)]

@@ -6,7 +6,7 @@ arena, and everybody is told where. In the lane each rank then reads its cut of 
 merges it: a reduce-scatter by reading, in which no rank gets more than its share of the partials.
 Whoever takes the result reads the merged cuts from there.
 
-Partials that cannot be cut are merged whole, by the rank that holds most of them.
+Partials that are small or cannot be cut are merged whole, by the rank that holds most of them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ replaced there:
 
 - min, max and their like, and argmin and argmax, of a chunk without elements;
 - ties of argmin and argmax over several axes: the first in the array, not in the first chunk;
-- mean and var of narrow floats, which overflow or cancel: they are summed in float64;
+- mean of float16 and var of float16 and float32, which overflow or cancel: they are summed in
+  float64;
 - sum and mean of timedeltas;
 - var of chunks without elements, or of which all are NaN, and with ``ddof`` above the number of
   elements: NumPy's inf.

@@ -69,9 +69,9 @@ class enable:
         are at most three quarters of ours (a chunk before or after is one task of ours, a part ten
         more). "always": every change is a collective. Default: ``redist.policy``.
     fallback : {"dask", "error"}, optional
-        What to do where there can be no collective (no cluster, elements that are no plain bytes,
-        unknown chunk sizes): Dask's own rechunk, or :class:`RedistError`. Default:
-        ``redist.fallback``.
+        What to do where there can be no collective (no cluster; for changes of layout also elements
+        that are no plain bytes, and unknown chunk sizes): Dask's own rechunk or reduction, or
+        :class:`RedistError`. Default: ``redist.fallback``.
     deterministic : bool, optional
         Whether reductions give the same bits on any number of ranks, whatever arrives first. Ranks
         then combine no partials ahead, so more bytes move. Default: ``redist.deterministic``.
@@ -89,7 +89,7 @@ class enable:
     ValueError
         A policy or fallback that there is not.
     RedistError
-        A version of Dask whose rechunk works otherwise.
+        A version of Dask whose rechunk or reductions work otherwise.
 
     Examples
     --------
@@ -331,7 +331,7 @@ def _cluster() -> Ranks | str:
         ranks = ranks_there(client, PATIENCE)
     except Exception as error:
         _refused.add(client)
-        logger.warning("Dask's own rechunk is used on this client's cluster: %s", error)
+        logger.warning("Dask's own way is taken on this client's cluster: %s", error)
         return str(error)
     return ranks if ranks.size else "the cluster has no workers yet"
 

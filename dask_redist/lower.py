@@ -9,7 +9,7 @@ What stands in for it builds, for each chunk of the result, one of two graphs:
 - *gathered*: where partials are small, or where there are results for all ranks anyway, one task
   gathers the partials of a result, or a few levels of such tasks where they are many.
 
-Either way there are n_in + n_out tasks.
+Either way there are n_in + n_out tasks, or a few more where there are levels.
 
 A reduction straight after a change of layout starts from what was laid out: the change is left out.
 """

@@ -51,6 +51,17 @@ def chunkings(draw: st.DrawFn) -> tuple[tuple[int, ...], Chunks, Chunks]:
     return shape, tuple(map(chunks, shape)), tuple(map(chunks, shape))
 
 
+def test_layouts_that_read_alike_have_names_of_their_own() -> None:
+    """A long layout is shown in short, and the first rank is the one that owns the chunk."""
+    x = da.ones((4, 6), chunks=2)
+    some, others = ([*range(7), more, 9] for more in (7, 8))
+    names = {lazy(x, ((4,), (6,)), 10, dr.Replicated(ranks)).name for ranks in (some, others)}
+    assert len(names) == 2
+    assert repr(dr.Replicated(some)) == repr(dr.Replicated(others))
+    again = lazy(x, ((4,), (6,)), 10, dr.Replicated(tuple(some))).name
+    assert again in names
+
+
 @settings(max_examples=60, deadline=None)
 @given(chunkings(), st.integers(1, 7))
 def test_in_process_it_equals_numpy(case: Any, ranks: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,8 @@ from test_layer import lazy
 from dask_redist import deposits, lower
 from dask_redist.errors import RedistError
 from dask_redist.reducehook import ReduceHook
+from dask_redist.reducing import ReduceTask
+from dask_redist.reduction import Merge
 
 pytestmark = pytest.mark.filterwarnings("ignore:::dask", "ignore:::numpy")
 
@@ -376,6 +379,64 @@ def test_a_reduction_starts_from_what_was_laid_out(way: str) -> None:
         assert y.chunks == stock.chunks
         assert y.dtype == stock.dtype
         same(y.compute(scheduler="sync"), call(A))
+
+
+def _span(block: Any, axis: Any, keepdims: bool) -> Any:
+    return np.ptp(block, axis=0, keepdims=True).sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_functions_of_users_get_the_chunks_that_they_ask_for(way: str) -> None:
+    changed = lazy(x(), ((12,), (5, 5)))
+    with lowered(way=way):
+        y = da.reduction(changed, _span, np.sum, axis=(0, 1), dtype=A.dtype)
+    assert changes(y)
+    assert y.compute(scheduler="sync") == np.ptp(A, axis=0).sum()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_where_bits_must_not_depend_on_the_ranks_nothing_is_left_out(way: str) -> None:
+    changed = lazy(x(), ((4, 4, 4), (2, 4, 4)))
+    with lowered(way=way, deterministic=True):
+        assert changes(changed.sum(axis=0))
+
+
+def test_one_chunk_that_is_cut_is_reduced_by_all_ranks() -> None:
+    changed = lazy(x((12, 10)), ((4, 4, 4), (10,)))
+    with lowered():
+        assert changes(changed.sum(axis=0))
+
+
+@dataclass
+class Total:
+    """A function that is not hashable."""
+
+    scale: float = 1.0
+
+    def __call__(self, block: Any, axis: Any, keepdims: bool) -> Any:
+        return np.sum(block, axis=axis, keepdims=keepdims) * self.scale
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_functions_need_not_be_hashable(way: str) -> None:
+    with lowered(way=way):
+        y = da.reduction(x(), Total(2.0), Total(), axis=0, dtype="f8")
+    same(y.compute(scheduler="sync"), 2.0 * A.sum(axis=0))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_users_combine_is_made_use_of(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower, "MOST", 4)
+    with lowered(way=way):
+        y = da.reduction(
+            da.ones(40, chunks=1), np.sum, np.sum, combine=Total(3.0), axis=0, dtype="f8"
+        )
+    assert y.compute(scheduler="sync") >= 40
+    tasks = y.dask.layers[y.name].values()
+    merges = [a for t in tasks for a in t.args if isinstance(a, Merge)]
+    merges += [t.args[0].merge for t in tasks if isinstance(t, ReduceTask)]
+    assert all(type(merge.combine) is Total and merge.ufunc is None for merge in merges)
+    assert merges
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -259,6 +259,23 @@ def fails_once(flag: Path, where: str, here: str, blocks: Any, axis: Any, keepdi
     return np.sum(blocks, axis=axis, keepdims=keepdims)
 
 
+def looks_for_a_file(blocks: Any, axis: Any, keepdims: bool) -> Any:
+    raise FileNotFoundError("no such weights")
+
+
+@pytest.mark.erring
+@pytest.mark.ranks(2)
+def test_an_error_of_the_system_is_the_users_too(client: Client) -> None:
+    """It is no rank that has left, though that would be an OSError as well."""
+    x = da.from_array(VALUES, chunks=(2, -1), name=False)
+    with dr.enable(), new_runs(client) as new:
+        y = da.reduction(x, np.sum, looks_for_a_file, axis=0, dtype="f8", meta=np.empty(0))
+        with pytest.raises(FileNotFoundError, match="weights"):
+            y.compute()
+        assert len(new()) == 1
+    until(lambda: nothing_held(client))
+
+
 @pytest.mark.erring
 @pytest.mark.ranks(1, 3)
 @pytest.mark.parametrize("where", ["chunk", "aggregate"])

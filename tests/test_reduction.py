@@ -27,7 +27,7 @@ from dask_redist.deposits import Entry, Plan, ReduceRun
 from dask_redist.partials import Cut, pack
 from dask_redist.ranks import Seat
 from dask_redist.reduction import Line, Merge, Nothing, Reduction, Stretch
-from dask_redist.run import RunTable
+from dask_redist.run import RunClosed, RunTable
 
 
 def words(blocks: Any, axis: Any, keepdims: bool) -> Any:
@@ -299,6 +299,20 @@ def test_nothing_is_no_partial_to_be_cut() -> None:
     spec = reduction(Merge((0,), False, np.max, None, True), (2, 1))
     none = Plan(spec, table((0, 1), [Nothing(BIG[:0])] * 2, lambda place: place))
     assert [list(none.cuts_of(s)) for s in (0, 1)] in ([[None], []], [[], [None]])
+
+
+def test_a_chunk_that_was_contributed_twice_is_not_counted_twice() -> None:
+    """By a task that Dask had given up, and by the one that ran instead of it."""
+    spec = reduction(Merge((0,), False, np.sum, None, True), (3, 1))
+    rows = table((0, 1), [BIG] * 3, lambda place: place % 2)
+    assert Plan(spec, rows)
+    (_, there), (_, other) = rows
+    other.append(there[0])
+    with pytest.raises(RunClosed, match="once"):
+        Plan(spec, rows)
+    del there[0], other[-1]
+    with pytest.raises(RunClosed, match="once"):
+        Plan(spec, rows)
 
 
 # --------------------------------------------------------------- a run on ranks of this process
