@@ -97,7 +97,7 @@ class enable:
     >>> from distributed import Client
     >>> with Client(n_workers=2, threads_per_worker=1, processes=False,
     ...             dashboard_address=":0") as client:
-    ...     with dr.enable():
+    ...     with dr.enable(policy="always"):
     ...         y = da.ones((40, 60), chunks=(20, 60)).rechunk((40, 30))
     ...     float(y.sum().compute()), len(dr.runs())
     (2400.0, 1)

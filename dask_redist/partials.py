@@ -96,7 +96,7 @@ def pack(
     Examples
     --------
     >>> laid = []
-    >>> packed = pack({"n": 3, "total": np.ones((1, 2))}, lambda a: laid.extend(a) or [64], 100)
+    >>> packed = pack({"n": 3, "total": np.ones((1, 2))}, lambda a: laid.extend(a) or [64])
     >>> packed.leaves
     (Leaf(offset=64, shape=(1, 2), dtype=dtype('float64')),)
     >>> unpack(packed, laid)
