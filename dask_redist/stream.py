@@ -87,12 +87,15 @@ def copy_all(copies: Sequence[Copy]) -> None:
     >>> bool((left == source[:, : 2**8]).all() and (right == source[:, 2**8 : 3 * 2**8]).all())
     True
     """
-    if len(copies) > 1 and not _is_row(copies):
-        for pair in copies:
-            copy_all([pair])
-    elif not _past_cache(copies):
-        for to, what in copies:
-            np.copyto(to, what)
+    if _stream is not None and sum([to.nbytes for to, _ in copies]) >= LEAST:
+        if len(copies) > 1 and not _is_row(copies):
+            for pair in copies:
+                copy_all([pair])
+            return
+        if _past_cache(copies):
+            return
+    for to, what in copies:
+        np.copyto(to, what)
 
 
 def _is_row(copies: Sequence[Copy]) -> bool:
@@ -108,8 +111,6 @@ def _is_row(copies: Sequence[Copy]) -> bool:
 
 def _past_cache(copies: Sequence[Copy]) -> bool:
     """Copy one array, or a row of them, past the cache; False where NumPy does as well."""
-    if _stream is None or sum(to.nbytes for to, _ in copies) < LEAST:
-        return False
     what, targets = copies[0][1], [to for to, _ in copies]
     lengths, rows = what.shape, [what.itemsize]
     if len(copies) > 1:
