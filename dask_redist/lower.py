@@ -16,7 +16,7 @@ A reduction straight after a change of layout starts from what was laid out: the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -28,8 +28,7 @@ import dask
 import dask.array as da
 import numpy as np
 from dask._task_spec import GraphNode, List, Task, TaskRef
-from dask.blockwise import BlockIndex, Blockwise
-from dask.blockwise import blockwise as blockwise_layer
+from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.tokenize import tokenize
 from dask.utils import funcname
@@ -41,6 +40,7 @@ from dask_redist.layer import RedistributeLayer
 from dask_redist.reducing import ReduceTask, as_it_is, contribute_step, reduce
 from dask_redist.reduction import Merge, Reduction
 from dask_redist.spec import Index
+from dask_redist.steps import by_step, function_of, like
 
 #: bytes of a result's partials up to which one task gathers them: sooner than a run has begun
 SMALL = 16 << 20
@@ -147,7 +147,7 @@ def _before_relayout(tree: Tree) -> Tree:
     token = tokenize(x.name, change.name_input)
     name = f"{funcname(layer.task.func)}-{token}"
     blocks = tuple(map(len, change.chunks_in))
-    made = _like(layer, name, layer.task.func, [(change.name_input, indices)])
+    made = like(layer, name, layer.task.func, [(change.name_input, indices)])
     made.numblocks = {change.name_input: blocks}
     layers = {k: v for k, v in x.dask.layers.items() if k != x.name} | {name: made}
     needs = {k: v for k, v in x.dask.dependencies.items() if k != x.name}
@@ -156,35 +156,6 @@ def _before_relayout(tree: Tree) -> Tree:
         (1,) * len(sizes) if a in tree.axis else sizes for a, sizes in enumerate(change.chunks_in)
     )
     return tree._replace(x=da.Array(graph, name, chunks, meta=x._meta))
-
-
-def _like(
-    layer: Blockwise,
-    name: str,
-    function: Callable[..., Any],
-    indices: Any = None,
-    blocks: Index | None = None,
-) -> Blockwise:
-    """The same step by another function, under another name.
-
-    ``indices``: of other inputs; ``blocks``: how many, each of which gets its index as a last
-    argument.
-    """
-    inputs, args = list(indices or layer.indices), list(layer.task.args)
-    if blocks is not None:
-        args.append(TaskRef(f"__dask_blockwise__{len(inputs)}"))
-        inputs.append((BlockIndex(blocks), layer.output_indices))
-    return Blockwise(
-        name,
-        layer.output_indices,
-        Task(name, function, *args, **layer.task.kwargs),
-        inputs,
-        numblocks=layer.numblocks,
-        concatenate=layer.concatenate,
-        new_axes=layer.new_axes,
-        annotations=layer.annotations,
-        io_deps=layer.io_deps,
-    )
 
 
 class _Lowering:
@@ -301,24 +272,11 @@ class _Lowering:
     def _mended(self) -> tuple[str, dict[str, Layer], dict[str, set[str]]]:
         """The partials by functions that are put right: their name, and a graph that has them."""
         x = self.tree.x
-        layers, needs = dict(x.dask.layers), dict(x.dask.dependencies)
-        layer = layers[x.name]
-        function = _function(layer)
+        function = function_of(x)
         if function is None or (mended := self._step(function)) is function:
-            return x.name, layers, needs
+            return x.name, dict(x.dask.layers), dict(x.dask.dependencies)
         name = f"{x.name.rpartition('-')[0]}-{self._token}"
-        if isinstance(layer, Blockwise):
-            layers[name] = _like(layer, name, mended)
-        else:
-            layers[name] = MaterializedLayer(
-                {
-                    (name, *key[1:]): Task((name, *key[1:]), mended, TaskRef(source), axis, offset)
-                    for key, (_, source, axis, offset) in layer.items()
-                }
-            )
-        needs[name] = needs[x.name]
-        del layers[x.name], needs[x.name]
-        return name, layers, needs
+        return name, *by_step(x, name, mended)
 
     # ------------------------------------------------------------------------------ reduced
     def reduced(self) -> HighLevelGraph:
@@ -355,35 +313,12 @@ class _Lowering:
     def _contributions(self, name: str) -> tuple[dict[str, Layer], dict[str, set[str]]]:
         """A graph that has the contributions: the steps that make partials, contributing them."""
         x = self.tree.x
-        layers, needs = dict(x.dask.layers), dict(x.dask.dependencies)
-        layer = layers[x.name]
-        function = _function(layer)
         kept = self.kept
         if self.tree.keepdims:
             kept = tuple(-1 if a in self.axis else a for a in range(x.ndim))
-        if function is None:  # whatever makes them: a step of its own
-            axes = "".join(chr(ord("a") + a) for a in range(x.ndim))
-            step = partial(contribute_step, self.name, kept, as_it_is)
-            blocks = BlockIndex(x.numblocks)
-            layers[name] = blockwise_layer(
-                *(step, name, axes, x.name, axes, blocks, axes), numblocks={x.name: x.numblocks}
-            )
-            return layers, needs | {name: {x.name}}
-        step = partial(contribute_step, self.name, kept, self._step(function))
-        if isinstance(layer, Blockwise):
-            layers[name] = _like(layer, name, step, blocks=x.numblocks)
-        else:
-            layers[name] = MaterializedLayer(
-                {
-                    (name, *key[1:]): Task(
-                        (name, *key[1:]), step, TaskRef(source), axis, offset, key[1:]
-                    )
-                    for key, (_, source, axis, offset) in layer.items()
-                }
-            )
-        needs[name] = needs[x.name]
-        del layers[x.name], needs[x.name]
-        return layers, needs
+        function = function_of(x)
+        step = as_it_is if function is None else self._step(function)
+        return by_step(x, name, partial(contribute_step, self.name, kept, step), indexed=True)
 
 
 def _steps(lengths: Index, size: int) -> Index:
@@ -399,13 +334,3 @@ def _steps(lengths: Index, size: int) -> Index:
         steps.append(min(length, size))
         size = max(size // length, 1)
     return tuple(reversed(steps))
-
-
-def _function(layer: Layer) -> Callable[..., Any] | None:
-    """The function that makes partials, where a layer does nothing else."""
-    if isinstance(layer, Blockwise):
-        return layer.task.func if type(layer.task) is Task else None
-    first: Sequence[Any] = next(iter(layer.values()), ())
-    if type(first) is tuple and len(first) == 4 and callable(first[0]):  # an arg-reduction
-        return first[0]  # type: ignore[no-any-return]
-    return None

@@ -217,7 +217,8 @@ class SchedulerShell(SchedulerPlugin):
 
     def _unread(self, id: Any, number: int) -> None:
         """The result of a reduction could not be read: a rank that merged some has left."""
-        self._act(self.conductor.missing(id, number))
+        if id in self.book.specs:  # else it is forgotten meanwhile
+            self._act(self.conductor.missing(id, number))
 
     def _stands(self, id: Any, number: int) -> bool:
         """Whether a run is still the one whose results count."""

@@ -25,7 +25,7 @@ FLOORS = {
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
     "deposits reducing reduction",
     3: "relayout layer collections_ connect planning inspection hook preload "
-    "families lower reducehook worth dist collectives reduceop",
+    "families lower steps reducehook worth dist collectives reduceop",
     4: "cli demo field race report fft cluster bench",
     5: "__init__",  # the public namespace: may import all
 }
