@@ -20,17 +20,16 @@ from typing import Any
 import psutil
 from distributed import Reschedule, Worker
 from distributed.diagnostics.plugin import WorkerPlugin
-from distributed.protocol.serialize import to_serialize
 from numpy.typing import NDArray
 
 from dask_redist import config
 from dask_redist.arena import Arena, block_of
-from dask_redist.deposits import ReduceRun, Unread, assemble_result, dumped, loaded
-from dask_redist.errors import RunTimeoutError, dump, has_left
+from dask_redist.closedruns import ClosedRuns
+from dask_redist.deposits import ReduceRun, Unread, assemble_result, loaded
+from dask_redist.errors import RunTimeoutError, has_left
 from dask_redist.holdings import Holdings
 from dask_redist.lane import Lane
 from dask_redist.openruns import AnyRun, OpenRuns
-from dask_redist.partials import Cut
 from dask_redist.process import Process
 from dask_redist.reach import Reach
 from dask_redist.reduction import Reduction
@@ -60,10 +59,6 @@ class Rank(WorkerPlugin):
         """Make the arena and tell the scheduler who we are."""
         self.worker = worker
         self.timeout = config.seconds("timeout")
-        #: closed runs that hold pieces back until their ticket comes
-        self._rests: dict[int, AnyRun] = {}
-        #: closed runs of reductions, whose partials and results others read
-        self._reductions: dict[int, ReduceRun] = {}
         self.memory_limit = int(worker.memory_manager.memory_limit or psutil.virtual_memory().total)
         self.arena = Arena(
             2 * self.memory_limit,
@@ -78,9 +73,10 @@ class Rank(WorkerPlugin):
         self.runs = OpenRuns(worker, self._begin, self._call)
         self._closed = False
         self.lane = Lane(f"dask-redist-lane-{worker.name}")  # tickets may outrun the hello's answer
+        self.closed_runs = ClosedRuns(worker, self.reach, self.lane, self.threads, self._call)
         worker.handlers.update({op: self._guard(h) for op, h in self._handlers().items()})
         worker.stream_handlers["redist-left"] = self.reach.left
-        worker.stream_handlers["redist-ticket"] = self._ticket
+        worker.stream_handlers["redist-ticket"] = self.closed_runs.ticket
         worker.stream_handlers["redist-free"] = self._free
         if hasattr(worker.data, "fast_to_slow_callbacks"):
             worker.data.fast_to_slow_callbacks.append(_cool)
@@ -95,7 +91,7 @@ class Rank(WorkerPlugin):
             mpi_rank=_world_rank(),
         )
         self.seat: int = reply["seat"]
-        self.reach.seat = self.runs.seat = self.seat
+        self.reach.seat = self.runs.seat = self.closed_runs.seat = self.seat
         self.lane.begin(reply["ticket"])
         _here[worker.scheduler.address, self.seat] = self
 
@@ -118,9 +114,9 @@ class Rank(WorkerPlugin):
             "redist_allocate": self.holdings.allocate,
             "redist_write": self.holdings.receive,
             "redist_keep": self._keep,
-            "redist_read": self._read,
+            "redist_read": self.closed_runs.read,
             "redist_close": self._close,
-            "redist_vote": self._vote,
+            "redist_vote": self.closed_runs.vote,
             "redist_dead": self._dead,
             "redist_barrier": self._barrier,
             "redist_reach": self._reach,
@@ -288,22 +284,15 @@ class Rank(WorkerPlugin):
         run = await self.runs.close(number)
         if run is None:
             return {"sent": {}, "wires": {}, "pieces": 0, "writing": 0.0, "rest": False}
-        if run.rest and not run.over:
-            self._rests[number] = run
         tally = run.tally
         for seat, nbytes in tally.sent.items():
             self.reach.credit(seat, nbytes)
-        laid: dict[str, Any] = {}
-        if isinstance(run, ReduceRun) and not run.over:
-            self._reductions[number] = run
-            loop = asyncio.get_running_loop()
-            laid["laid"] = await loop.run_in_executor(self.threads, lambda: dumped(run.lay_out()))
-        return laid | {
+        return {
             "sent": dict(tally.sent),
             "wires": dict(tally.wires),
             "pieces": tally.pieces,
             "writing": tally.writing,
-            "rest": number in self._rests,
+            **await self.closed_runs.add(run),
         }
 
     async def _keep(self, number: int, key: Any) -> bool:
@@ -313,50 +302,9 @@ class Rank(WorkerPlugin):
             self.worker.update_data({key: array}, stimulus_id=f"redist-keep-{number}")
         return array is not None
 
-    async def _read(self, number: int, leaves: bytes, cut: Any) -> dict[str, Any]:
-        """Arrays of a reduction that a peer cannot see, or a cut of each.
-
-        Raises
-        ------
-        OSError
-            The run is over here.
-        """
-        if number not in self._reductions:
-            raise OSError(f"run {number} is over on {self.worker.address}")
-        # Views, at once: threads of ours may all wait for peers, whose threads wait for us.
-        arrays = self.reach.read_here(pickle.loads(leaves), cut and Cut(*cut))
-        return {"arrays": [to_serialize(array) for array in arrays]}
-
-    async def _vote(self, number: int) -> bool:
-        """Whether the exchange of run ``number`` can go: its owners are all there."""
-        run = self._rests.get(number)
-        return run is not None and self.reach.all_there(run.table.owners)
-
-    def _ticket(self, ticket: int, number: int, table: bytes | None = None) -> None:
-        run = self._rests.pop(number, None)
-        self.lane.submit(ticket, partial(self._exchange, run, table) if run is not None else None)
-
-    def _exchange(self, run: AnyRun, table: bytes | None) -> None:
-        """In the lane: send what was held back, or merge our cuts, and tell the conductor."""
-        answer: dict[str, Any] = {"failed": False, "error": None}
-        try:
-            if isinstance(run, ReduceRun):
-                merged = run.exchange(loaded(table or b""), self.seat)
-                answer |= {"merged": dumped(merged), "read": dict(run.tally.sent)}
-            else:
-                run.exchange()
-        except (RunClosed, Unread):
-            answer = {"failed": True, "error": None}
-        except Exception as failure:
-            left = not isinstance(run, ReduceRun) and has_left(failure)  # else it is the user's
-            answer = {"failed": True, "error": None if left else dump(failure)}
-        number = run.table.number
-        self._call(self.worker.scheduler.redist_exchanged(number=number, seat=self.seat, **answer))
-
     async def _free(self, number: int, condemn: bool) -> None:
         """The run is over; told in order, and even to a rank that did not answer a while."""
-        self._rests.pop(number, None)
-        self._reductions.pop(number, None)
+        self.closed_runs.forget(number)
         await self.runs.end(number)
         await self.holdings.free(number, condemn)
 
@@ -394,10 +342,7 @@ class Rank(WorkerPlugin):
             "in_use": self.arena.in_use,
             "idle": self.arena.idle,
             "condemned": self.arena.condemned,
-            "runs": len(self.runs)
-            + len(self.holdings)
-            + len(self._rests)
-            + len(self._reductions.keys() - self._rests.keys()),
+            "runs": len(self.runs) + len(self.holdings) + len(self.closed_runs),
         }
 
 

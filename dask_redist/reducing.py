@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dask_redist.errors import RedistError
 from dask_redist.reduction import Reduction
 from dask_redist.spec import Held, Index
-from dask_redist.tasks import FenceTask, here, on_loop
+from dask_redist.tasks import FenceTask, fence_here, give, held_here, on_loop
 
 
 class ReduceTask(FenceTask):
@@ -38,36 +37,19 @@ def contribute_step(
     """
     index: Index = args[-1]
     partial = step(*args[:-1], **kwargs)
-    rank = here()
-    number = None
-    if rank is not None:
-        id = (fence, *(index[axis] if axis >= 0 else 0 for axis in kept))
-        try:
-            number = rank.deposit(id, index, partial)
-        except BaseException:
-            rank.collect_soon()
-            raise
-    return Held(index, partial) if number is None else number
+    id = (fence, *(index[axis] if axis >= 0 else 0 for axis in kept))
+    return give(index, partial, lambda rank: rank.deposit(id, index, partial))
 
 
 def reduce(spec: Reduction, id: Any, contributions: Sequence[int | Held]) -> Any:
     """The fence: every partial exists; have each rank merge its cut of them, and get the result."""
-    held = [c for c in contributions if isinstance(c, Held)]
-    if held and len(held) < len(contributions):
-        raise RedistError(
-            f"{len(held)} of {len(contributions)} partials of {spec.name!r} are on workers without "
-            "a rank; call dask_redist.connect(client) and compute again"
-        )
-    if held:
+    if held := held_here(contributions, spec.name):
         held.sort(key=lambda c: spec.place(c.place))
         partials = [c.chunk for c in held]
         if on_loop():
             return asyncio.to_thread(spec.merge.result, partials, spec.lengths)
         return spec.merge.result(partials, spec.lengths)
-    rank = here()
-    if rank is None:
-        raise RedistError(f"the fence of {spec.name!r} runs where there is no rank")
-    return rank.reduce(id, spec, {c for c in contributions if isinstance(c, int)})
+    return fence_here(spec.name).reduce(id, spec, {c for c in contributions if isinstance(c, int)})
 
 
 def as_it_is(chunk: Any) -> Any:

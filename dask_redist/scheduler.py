@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from numpy.typing import NDArray
@@ -26,7 +25,9 @@ from dask_redist.actions import AGAIN, Action, Answer, Recompute
 from dask_redist.assign import assign
 from dask_redist.conductor import Conductor
 from dask_redist.crowd import Crowd
+from dask_redist.desk import Desk
 from dask_redist.errors import AdmissionError, CrowdedError, dump
+from dask_redist.fences import NEEDED, is_chunk, is_part_of, recompute, runs_on
 from dask_redist.orders import Orders
 from dask_redist.pins import Pins
 from dask_redist.ranks import Seat
@@ -39,7 +40,6 @@ from dask_redist.tasks import CopyTask, FenceTask
 from dask_redist.watch import PauseWatch
 
 PLUGIN = "dask_redist"
-_NEEDED = {"waiting", "no-worker", "queued", "processing"}
 
 
 class SchedulerShell(SchedulerPlugin):
@@ -64,11 +64,12 @@ class SchedulerShell(SchedulerPlugin):
         #: redistributions that have failed, until a contribution hears of it
         self._failed: dict[Any, Exception] = {}
         self.watch = PauseWatch(self.roster, lambda: bool(self.conductor.by_number), self._fail)
+        desk = Desk(self.roster, self.conductor, self.book, self.replicas)
         scheduler.handlers.update(
             {
                 "redist_hello": self._hello,
                 "redist_connect": self.roster.complete,
-                "redist_owners": self._owners,
+                "redist_owners": desk.owners,
                 "redist_join": self._join,
                 "redist_fence": self._fence,
                 "redist_exchanged": self._exchanged,
@@ -76,9 +77,9 @@ class SchedulerShell(SchedulerPlugin):
                 "redist_unread": self._unread,
                 "redist_stands": self._stands,
                 "redist_copy": self._copy,
-                "redist_barrier": self._barrier,
-                "redist_runs": self._runs,
-                "redist_memory": self._memory,
+                "redist_barrier": desk.barrier,
+                "redist_runs": desk.runs,
+                "redist_memory": desk.memory,
             }
         )
 
@@ -87,47 +88,6 @@ class SchedulerShell(SchedulerPlugin):
         self.orders.cancel()
         self.watch.cancel()
         self.crowd.cancel()
-
-    # ---------------------------------------------------------------------- asked by clients
-    async def _owners(self, keys: Collection[Any], timeout: float) -> dict[str, Any]:
-        """The rank of each chunk, -1 where it is not in memory; layouts lately asked for;
-        the ranks that have all chunks, where that is by layout or all ranks do.
-
-        Chunks that are being computed are waited for; ``pending``: how many did not come.
-        """
-        deadline = time.monotonic() + timeout
-        tasks = self.scheduler.tasks
-        while pending := sum(key in tasks and tasks[key].state in _NEEDED for key in keys):
-            if time.monotonic() >= deadline:
-                break
-            await asyncio.sleep(0.02)
-        layouts = pickle.dumps(list(self.book.layouts))
-        numbers = self.roster.numbers()
-        copies = set(numbers).intersection(*map(self.roster.holders, keys))
-        kept = len(copies) == len(numbers) or all(key in self.replicas for key in keys)
-        return {
-            "owners": self.roster.owners(keys),
-            "layouts": layouts,
-            "pending": pending,
-            "copies": sorted(numbers[a] for a in copies) if kept and len(copies) > 1 else [],
-        }
-
-    async def _barrier(self, ranks: Collection[int]) -> dict[str, Any]:
-        """Wait until all that the lanes of these ranks had to do is done; who did not answer."""
-        table = self.roster.ranks.table()
-        seats = [seat for rank, seat in enumerate(table) if rank in ranks]
-        asked = (self.roster.ask(s, "redist_barrier", ticket=self.conductor.ticket) for s in seats)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        late = [s for s, answer in zip(seats, answers, strict=True) if answer is not True]
-        return {"late": [self.roster.name(s) for s in late]}
-
-    def _runs(self) -> bytes:
-        return pickle.dumps(list(self.book.reports))
-
-    async def _memory(self) -> dict[str, dict[str, int]]:
-        """Arena bytes of each rank, by address."""
-        replies = await self.roster.ask_all("redist_memory")
-        return {seat.address: reply for seat, reply in replies.items()}
 
     # ------------------------------------------------------------------------ asked by ranks
     def _hello(self, **facts: Any) -> dict[str, Any]:
@@ -141,13 +101,13 @@ class SchedulerShell(SchedulerPlugin):
         if (
             fence is None
             or not isinstance(fence.run_spec, FenceTask)
-            or not _is_part_of(contribution, fence)
+            or not is_part_of(contribution, fence)
         ):
             return {"unknown": True}
         here = self.roster.find(seat)
         if here is None:
             return {"again": True}
-        if not _runs_on(contribution, here):
+        if not runs_on(contribution, here):
             return {"stray": True}  # Dask has given this execution up
         if id not in self.conductor.runs and self.crowd.holds(id, key):
             self.crowd.park(id, key)
@@ -158,7 +118,7 @@ class SchedulerShell(SchedulerPlugin):
             self._create(id, fence)
         value = await self._request(lambda r: self.conductor.join(id, seat, r))
         if isinstance(value, CrowdedError):
-            if not _runs_on(contribution, here) or self.crowd.park(id, key):
+            if not runs_on(contribution, here) or self.crowd.park(id, key):
                 return {"stray": True}  # given up meanwhile, or until there is room
             value = AdmissionError(
                 f"{value}; no task has ended for {self.roster.timeout:g} s (redist.timeout)"
@@ -257,7 +217,7 @@ class SchedulerShell(SchedulerPlugin):
             for contribution in ts.dependencies:
                 if contribution.state == "released" and len(contribution.dependencies) == 1:
                     (chunk,) = contribution.dependencies
-                    if chunk.who_has and _is_chunk(chunk.key, ts.run_spec.spec):
+                    if chunk.who_has and is_chunk(chunk.key, ts.run_spec.spec):
                         self.pins.pin(contribution.key, self.roster.owner(chunk))
 
     def transition(
@@ -332,7 +292,7 @@ class SchedulerShell(SchedulerPlugin):
             self._act(actions)
             return self.watch.begin()
         owners = assign(spec, len(seats), self._held(fence, spec))
-        wanted = [take.key for take in fence.dependents if take.state in _NEEDED]
+        wanted = [take.key for take in fence.dependents if take.state in NEEDED]
         takers = Counter(spec.out_number(key[1:]) for key in wanted)
         outs = range(len(owners)) if spec.replicated and takers else sorted(takers)
         actions = self.conductor.create(id, {out: seats[int(owners[out])].seat for out in outs})
@@ -355,7 +315,7 @@ class SchedulerShell(SchedulerPlugin):
         ranks = self.roster.numbers()
         for contribution in fence.dependencies:
             for chunk in contribution.dependencies:
-                if _is_chunk(chunk.key, spec):
+                if is_chunk(chunk.key, spec):
                     held[spec.local_in(chunk.key[1:])] = ranks.get(self.roster.owner(chunk), -1)
         return held
 
@@ -381,44 +341,10 @@ class SchedulerShell(SchedulerPlugin):
                 case Answer():
                     pass
                 case Recompute(id):
-                    self._recompute(id)
+                    recompute(self.scheduler, id)
                 case _:
                     self.orders.carry_out(action)
         while self.conductor.over:
             self.book.close(self.conductor.over.pop())
         if not self.conductor.by_number:
             self.roster.left.clear()
-
-    def _recompute(self, id: Any) -> None:
-        """Have Dask run the contributions and the fence again, as its own p2p rechunk does."""
-        fence = self.scheduler.tasks.get(id)
-        if fence is None:
-            return
-        tasks = [*(t for t in fence.dependents if t.state != "memory"), fence]
-        for contribution in fence.dependencies:
-            tasks.append(contribution)
-            if isinstance(contribution.run_spec, Alias):  # it was fused with its producer
-                tasks += contribution.dependencies
-        if any(ts.state == "erred" for ts in tasks):
-            return
-        stimulus = f"redist-recompute-{time.time()}"
-        released: dict[Any, Any] = {ts.key: "released" for ts in tasks}
-        self.scheduler.transitions(released, stimulus_id=stimulus)
-        self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus)
-
-
-def _runs_on(ts: Any, seat: Seat) -> bool:
-    """Whether Dask has a task run on a rank's worker."""
-    return ts.processing_on is not None and ts.processing_on.address == seat.address
-
-
-def _is_part_of(ts: Any, fence: Any) -> bool:
-    """Whether a task is a contribution to a fence; fused with its producer, it has an alias."""
-    return ts is not None and (
-        ts in fence.dependencies or any(alias in fence.dependencies for alias in ts.dependents)
-    )
-
-
-def _is_chunk(key: Any, spec: PartSpec) -> bool:
-    """Whether a key is that of an input chunk."""
-    return isinstance(key, tuple) and key[0] == spec.name_input

@@ -8,7 +8,7 @@ a contribution is the chunk itself, the fence passes the chunks on, takes assemb
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,33 +91,64 @@ def here() -> Rank | None:
     return rank_of(worker)
 
 
-def contribute(id: Any, index: Index, chunk: Any) -> int | Held:
-    """Write the pieces of one input chunk; returns the number of the run that they went to."""
+def give(index: Index, what: Any, to: Callable[[Rank], int | None]) -> int | Held:
+    """Give what a chunk contributes to a run: the run's number; where there is none, itself."""
     rank = here()
     if rank is None:
-        return Held(index, chunk)
+        return Held(index, what)
     try:
-        number = rank.contribute(id, index, chunk)
+        number = to(rank)
     except RedistError:
         rank.collect_soon()
         raise
-    return Held(index, chunk) if number is None else number
+    return Held(index, what) if number is None else number
+
+
+def held_here(contributions: Sequence[int | Held], name: str) -> list[Held]:
+    """What was contributed where no ranks are: all, or nothing.
+
+    Raises
+    ------
+    RedistError
+        Some of it.
+    """
+    held = [c for c in contributions if isinstance(c, Held)]
+    if held and len(held) < len(contributions):
+        raise RedistError(
+            f"{len(held)} of {len(contributions)} chunks of {name!r} are on workers without a "
+            "rank; call dask_redist.connect(client) and compute again"
+        )
+    return held
+
+
+def fence_here(name: str) -> Rank:
+    """The rank that a fence runs on.
+
+    Raises
+    ------
+    RedistError
+        There is none.
+    """
+    rank = here()
+    if rank is None:
+        raise RedistError(
+            f"the fence of {name!r} runs where there is no rank; call dask_redist.connect(client) "
+            "and compute again"
+        )
+    return rank
+
+
+def contribute(id: Any, index: Index, chunk: Any) -> int | Held:
+    """Write the pieces of one input chunk; returns the number of the run that they went to."""
+    return give(index, chunk, lambda rank: rank.contribute(id, index, chunk))
 
 
 def redistribute(spec: PartSpec, id: Any, contributions: Sequence[int | Held]) -> Any:
     """The fence: every contribution exists; close the run and let the takes in."""
-    held = {c.place: c.chunk for c in contributions if isinstance(c, Held)}
-    if held and len(held) < len(contributions):
-        raise RedistError(
-            f"{len(held)} of {len(contributions)} input chunks of {spec.name_input!r} are on "
-            "workers without a rank; call dask_redist.connect(client) and compute again"
-        )
-    if held:
-        return _done(Gathered(spec, held)) if on_loop() else Gathered(spec, held)
-    rank = here()
-    if rank is None:
-        raise RedistError(f"the fence of {spec.name!r} runs where there is no rank")
-    return rank.fence(id, spec, {c for c in contributions if isinstance(c, int)})
+    if held := held_here(contributions, spec.name_input):
+        gathered = Gathered(spec, {c.place: c.chunk for c in held})
+        return _done(gathered) if on_loop() else gathered
+    return fence_here(spec.name).fence(id, spec, {c for c in contributions if isinstance(c, int)})
 
 
 def on_loop() -> bool:

@@ -54,6 +54,32 @@ def ranks_in_threads(n: int) -> Iterator[Client]:
         yield client
 
 
+@contextmanager
+def ranks_of_its_own(n: int) -> Iterator[Client]:
+    """A client of n workers that no other test has; not connected yet."""
+    with (
+        LocalCluster(
+            n_workers=n, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
+        ) as local,
+        Client(local) as client,
+    ):
+        yield client
+
+
+def patient_with_the_dead() -> Any:
+    """Dask's settings where workers are killed.
+
+    It would give up, and replace, a worker that its nanny is just restarting. And a worker would go
+    on connecting to a dead one for as long as tests wait for results.
+    """
+    return dask.config.set(
+        {
+            "distributed.deploy.lost-worker-timeout": "1h",
+            "distributed.comm.timeouts.connect": "10s",
+        }
+    )
+
+
 class Clusters:
     """Local clusters, started when a test asks, never two at a time."""
 

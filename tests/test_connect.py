@@ -6,14 +6,13 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
+from cluster import ranks_of_its_own
 from distributed import Client, LocalCluster, wait
 from distributed.security import Security
 
@@ -22,24 +21,13 @@ import dask_redist as dr
 VALUES = np.arange(60).reshape(6, 10)
 
 
-@contextmanager
-def cluster(n_workers: int) -> Iterator[Client]:
-    with (
-        LocalCluster(
-            n_workers=n_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
-        ) as local,
-        Client(local) as client,
-    ):
-        yield client
-
-
 def scale(client: Client, n_workers: int) -> None:
     local: Any = client.cluster
     local.scale(n_workers)
 
 
 def test_connect_is_idempotent_and_late_workers_join() -> None:
-    with cluster(1) as client:
+    with ranks_of_its_own(1) as client:
         first = dr.connect(client)
         assert dr.connect(client).seats == first.seats
         assert first.size == 1
@@ -58,7 +46,7 @@ def test_connect_is_idempotent_and_late_workers_join() -> None:
 
 
 def test_a_graph_for_other_ranks_is_right_and_spread_over_those_there_are() -> None:
-    with cluster(1) as client:
+    with ranks_of_its_own(1) as client:
         x = da.from_array(VALUES, chunks=(2, 10))
         alone = dr.redistribute(x, dr.Slab.Y)
         scale(client, 3)
@@ -78,7 +66,7 @@ def test_a_graph_for_other_ranks_is_right_and_spread_over_those_there_are() -> N
 
 def test_ranks_that_do_not_come() -> None:
     with (
-        cluster(1) as client,
+        ranks_of_its_own(1) as client,
         pytest.raises(dr.RunTimeoutError, match=r"1 of 2 ranks came within 0\.5 s; start more"),
     ):
         dr.connect(client, n_ranks=2, timeout=0.5)
@@ -113,7 +101,7 @@ def test_asynchronous_client() -> None:
 
 
 def test_a_rank_that_is_stopped_is_named() -> None:
-    with dask.config.set({"redist.timeout": "2s"}), cluster(2) as client:
+    with dask.config.set({"redist.timeout": "2s"}), ranks_of_its_own(2) as client:
         ranks = dr.connect(client)
         x = da.from_array(VALUES, chunks=(6, 10)).persist(workers=[ranks.addresses[0]])
         wait(x)
@@ -128,7 +116,7 @@ def test_a_rank_that_is_stopped_is_named() -> None:
 
 
 def test_two_clients_of_one_cluster() -> None:
-    with cluster(2) as client, Client(client.cluster) as other:
+    with ranks_of_its_own(2) as client, Client(client.cluster) as other:
         assert dr.connect(client).seats == dr.connect(other).seats
         x = da.from_array(VALUES, chunks=3)
         a = dr.redistribute(x, dr.Slab.Y, client=client)

@@ -16,8 +16,8 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from cluster import ar, fa, memory, new_runs, placed, ranks_in_threads, same
-from distributed import Client, LocalCluster, wait
+from cluster import ar, fa, memory, new_runs, placed, ranks_in_threads, ranks_of_its_own, same
+from distributed import Client, wait
 from numpy.typing import NDArray
 from waiting import until
 
@@ -86,12 +86,7 @@ def members(group: dist.Group | None, ranks: int) -> list[int]:
 @contextmanager
 def of_ranks(n: int) -> Iterator[Client]:
     """Ranks of a test's own."""
-    with (
-        LocalCluster(
-            n_workers=n, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
-        ) as local,
-        Client(local) as client,
-    ):
+    with ranks_of_its_own(n) as client:
         dr.connect(client, n)
         yield client
 

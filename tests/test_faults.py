@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import dask
 import dask.array as da
 import numpy as np
 import psutil
 import pytest
-from cluster import memory
+from cluster import memory, patient_with_the_dead
 from distributed import Client, LocalCluster, wait
 from waiting import nothing_held, until
 
@@ -38,13 +37,7 @@ def three_ranks() -> LocalCluster:
 @pytest.fixture(scope="module")
 def clusters() -> Iterator[list[LocalCluster]]:
     """The cluster in use, in a list of one: Dask's nannies do not bring every worker back."""
-    # Dask would give up, and replace, a worker that its nanny is just restarting.
-    # And a worker would go on connecting to a dead one for as long as these tests wait for results.
-    settings = {
-        "distributed.deploy.lost-worker-timeout": "1h",
-        "distributed.comm.timeouts.connect": "10s",
-    }
-    with dask.config.set(settings):
+    with patient_with_the_dead():
         running = [three_ranks()]
         yield running
         running[0].close()

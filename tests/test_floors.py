@@ -23,7 +23,7 @@ FLOORS = {
     1: "partials stream syscalls process admission freelist segment block pages arena peers wires",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
-    "deposits reducing reduction",
+    "deposits reducing reduction desk fences closedruns",
     3: "relayout layer collections_ connect planning inspection hook preload "
     "families lower steps reducehook worth dist collectives reduceop",
     4: "cli demo field race report fft cluster bench",

@@ -18,7 +18,7 @@ import dask.array as da
 import dask.base
 import numpy as np
 import pytest
-from cluster import fa, new_runs, same
+from cluster import fa, new_runs, patient_with_the_dead, same
 from dask.delayed import delayed
 from distributed import Client, LocalCluster, wait
 from lowered import force
@@ -41,11 +41,7 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def mortals() -> Iterator[list[LocalCluster]]:
     """A cluster whose ranks may be killed, in a list of one."""
-    settings = {
-        "distributed.deploy.lost-worker-timeout": "1h",
-        "distributed.comm.timeouts.connect": "10s",
-    }
-    with dask.config.set(settings):
+    with patient_with_the_dead():
         running = [three_ranks()]
         yield running
         running[0].close()
