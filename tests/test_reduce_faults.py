@@ -26,7 +26,7 @@ from test_faults import kill, three_ranks
 from waiting import nothing_held, until
 
 import dask_redist as dr
-from dask_redist import deposits
+from dask_redist import deposits, dist
 
 VALUES = np.arange(8.0 * 30).reshape(8, 30)
 pytestmark = pytest.mark.filterwarnings("ignore:::dask", "ignore:::numpy")
@@ -185,6 +185,41 @@ def test_a_reduction_is_cancelled(mortal: Client, tmp_path: Path, moment: str) -
     gate.touch()
     del y
     check_next(mortal)
+
+
+TENSORS = VALUES[:6].reshape(3, 2, 30)
+COLLECTIVES = {
+    "reduce": (partial(dist.reduce, dst=1), TENSORS.sum(axis=0)),
+    "all_reduce": (dist.all_reduce, TENSORS.sum(axis=0)),
+    "reduce_scatter": (dist.reduce_scatter, TENSORS.sum(axis=0)),
+    "broadcast": (partial(dist.broadcast, src=2), TENSORS[2]),
+    "all_gather": (dist.all_gather, VALUES[:6]),
+}
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_rank_is_killed_in_a_collective(
+    mortal: Client, tmp_path: Path, name: str, victim: int
+) -> None:
+    gate = tmp_path / "gate"
+    collective, expected = COLLECTIVES[name]
+    y = collective(gated(gate, 2)[:6]).persist()
+    until(lambda: is_here(gate))
+    kill(mortal, victim)
+    gate.touch()
+    same(mortal.compute(y).result(timeout=60), expected)
+    del y
+    check_next(mortal)
+
+
+def test_what_nobody_could_read_of_a_forgotten_reduction_changes_nothing(client: Client) -> None:
+    scheduler: Any = client.scheduler
+    client.sync(scheduler.redist_unread, id=("no-such-fence",), number=1)
+    known = client.run_on_scheduler(
+        lambda dask_scheduler: dict(dask_scheduler.plugins["dask_redist"].conductor.restarts)
+    )
+    assert ("no-such-fence",) not in known
 
 
 def test_a_result_is_lost_and_made_again(mortal: Client) -> None:
