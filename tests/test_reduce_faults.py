@@ -188,7 +188,7 @@ def test_a_reduction_is_cancelled(mortal: Client, tmp_path: Path, moment: str) -
 
 
 TENSORS = VALUES[:6].reshape(3, 2, 30)
-COLLECTIVES = {
+COLLECTIVES: dict[str, tuple[Any, Any]] = {
     "reduce": (partial(dist.reduce, dst=1), TENSORS.sum(axis=0)),
     "all_reduce": (dist.all_reduce, TENSORS.sum(axis=0)),
     "reduce_scatter": (dist.reduce_scatter, TENSORS.sum(axis=0)),
