@@ -28,7 +28,7 @@ LAUNCHERS = (
 #: how the variables begin that tie a process to its launcher; its own children must not have them
 PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "MPI_LOCAL")
 
-INSTALL = "pip install 'dask-redist[mpi]' where the site has an MPI, 'dask-redist[mpich]' where it has none"
+INSTALL = "pip install 'dask-redist[mpi]' for the site's MPI, 'dask-redist[mpich]' to bring one"
 
 
 @dataclass(frozen=True)
