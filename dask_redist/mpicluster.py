@@ -18,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
+from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import dask
@@ -115,9 +116,11 @@ class LocalMPICluster(SpecCluster):
         listening = {
             "host": host,
             "dashboard": dashboard_address is not None,
-            "dashboard_address": dashboard_address,
+            "dashboard_address": dashboard_address or f"{host}:0",  # it serves more than that
         }
-        super().__init__(
+        #: names of the workers that have left, in that order
+        self.gone: list[Any] = []
+        super().__init__(  # type: ignore[no-untyped-call]
             scheduler={"cls": Scheduler, "options": listening},
             workers={"mpiexec": {"cls": MPIRanks, "options": ranks}},
             asynchronous=asynchronous,
@@ -127,20 +130,28 @@ class LocalMPICluster(SpecCluster):
     def scale(self, n: int = 0, memory: Any = None, cores: Any = None) -> Any:
         """Refuse: the number of ranks is that of the MPI job."""
         if self.status in (Status.closing, Status.closed):  # Dask closes a cluster by it
-            return super().scale(n, memory, cores)
+            return super().scale(n, memory, cores)  # type: ignore[no-untyped-call]
         _refuse(f"scale to {n}")
 
     def adapt(self, **kwargs: Any) -> NoReturn:  # type: ignore[override]
         """Refuse: the number of ranks is that of the MPI job."""
         _refuse("adapt")
 
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        if op == "remove":
+            self.gone.append(self.scheduler_info["workers"][msg]["name"])
+        super()._update_worker_status(op, msg)  # type: ignore[no-untyped-call]
+
     @property
     def _ranks(self) -> MPIRanks | None:
         found: MPIRanks | None = self.workers.get("mpiexec")
         return found
 
-    async def _get_logs(self, cluster: bool = True, **kwargs: Any) -> Logs:
-        logs: Logs = await super()._get_logs(cluster=cluster, **kwargs)
+    async def _get_logs(
+        self, cluster: bool = True, scheduler: bool = True, workers: Any = True
+    ) -> Logs:
+        logs: Logs
+        logs = await super()._get_logs(cluster, scheduler, workers)  # type: ignore[no-untyped-call]
         if cluster and self._ranks is not None:
             logs["mpiexec"] = Log(self._ranks.output())
         return logs
@@ -166,14 +177,17 @@ def find_all() -> str:
     mpiexec = world.find_mpiexec()
     if mpiexec is None:
         raise RedistError(
-            f"no mpiexec beside {sys.executable} or on PATH: load the site's MPI (module load ...), "
-            "or pip install 'dask-redist[mpich]'"
+            f"no mpiexec beside {sys.executable} or on PATH: load the site's MPI (module "
+            "load ...), or pip install 'dask-redist[mpich]'"
         )
     return mpiexec
 
 
-class MPIRanks(ProcessInterface):  # type: ignore[misc]
+class MPIRanks(ProcessInterface):
     """All ranks of an MPI job, which Dask's cluster takes for one worker."""
+
+    #: set by Dask once all ranks are there
+    _cluster: weakref.ReferenceType[LocalMPICluster] | None = None
 
     def __init__(
         self,
@@ -184,7 +198,7 @@ class MPIRanks(ProcessInterface):  # type: ignore[misc]
         worker: dict[str, Any],
         name: str,
     ) -> None:
-        super().__init__(scheduler, name)
+        super().__init__(scheduler, name)  # type: ignore[no-untyped-call]
         self.scheduler, self.mpiexec, self.n_ranks = scheduler, mpiexec, n_ranks
         self.timeout, self.options = timeout, worker
         self.process: subprocess.Popen[bytes] | None = None
@@ -220,7 +234,7 @@ class MPIRanks(ProcessInterface):  # type: ignore[misc]
             await self.close()
             raise
         self._watching = asyncio.create_task(self._watch())
-        await super().start()
+        await super().start()  # type: ignore[no-untyped-call]
 
     async def _all_there(self, deadline: float) -> None:
         assert self.process is not None
@@ -252,43 +266,45 @@ class MPIRanks(ProcessInterface):  # type: ignore[misc]
         assert self.process is not None
         while (code := self.process.poll()) is None:
             await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # until the cluster has heard who left
+        cluster = self._its_cluster()
+        who = who_died(self.output(), self.n_ranks, cluster.gone if cluster is not None else ())
+        del cluster
         lost = RankLostError(
-            f"{who_died(self.output(), self.n_ranks)} ({_ending(code)}), and with it the whole MPI "
+            f"{who} ({_ending(code)}), and with it the whole MPI "
             "job: make another LocalMPICluster; get_logs()['mpiexec'] has what the ranks printed"
         )
         logger.error("%s", lost)
-        while (cluster := self._cluster()) is not None and cluster.status == Status.running:
+        while (cluster := self._its_cluster()) is not None and cluster.status == Status.running:
             fail_what_waits(cluster.scheduler, lost)
             del cluster
             await asyncio.sleep(0.2)
+
+    def _its_cluster(self) -> Any:
+        return self._cluster() if self._cluster is not None else None
 
     # ------------------------------------------------------------------------------ end
     async def close(self) -> None:
         """End all ranks: asked, then told, then killed."""
         if self._watching is not None:
             self._watching.cancel()
-        cluster = self._cluster() if hasattr(self, "_cluster") else None
+        cluster, process = self._its_cluster(), self.process
         if cluster is not None:
             for address in list(cluster.scheduler.workers):
                 cluster.scheduler.close_worker(address)
-        process = self.process
         if process is not None:
             # Ranks that were never all there do not end by themselves.
-            if cluster is None or not await _ends(process, ENDING[0]):
-                process.terminate()
-                if not await _ends(process, ENDING[1]):
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+            await _end(process, ENDING[0] if cluster is not None else 0.0)
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 self._folder.cleanup()
-        await super().close()
+        await super().close()  # type: ignore[no-untyped-call]
 
     def _reason(self) -> str:
         """The most telling line that was printed."""
         lines = [line.strip() for line in self.output().splitlines() if line.strip()]
         lines = [line for line in lines if not line.startswith(("=", "rank "))]
-        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Abort)\b", line)]
+        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
         return (errors or lines or ["it printed nothing"])[-1]
 
 
@@ -309,23 +325,29 @@ def _ending(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
-def who_died(output: str, n_ranks: int) -> str:
-    """Which rank a launcher's last words are about.
+def who_died(output: str, n_ranks: int, gone: Sequence[Any] = ()) -> str:
+    r"""Which rank died first: that left the scheduler first, else what the launcher says.
+
+    The launcher comes second because MPICH also names ranks that it has killed itself.
 
     Examples
     --------
-    >>> who_died("rank 1 is PID 77\\n=   PID 77 RUNNING AT here", 2)
+    >>> who_died("rank 1 is PID 77\nrank 0 is PID 76", 2, [1, 0])
+    'rank 1 of 2 (PID 77) has died'
+    >>> who_died("rank 1 is PID 77\n=   PID 77 RUNNING AT here", 2)
     'rank 1 of 2 (PID 77) has died'
     >>> who_died("mpirun noticed that process rank 0 with PID 7 on node x exited", 2)
     'rank 0 of 2 (PID 7) has died'
     """
-    ranks = {pid: rank for rank, pid in re.findall(r"rank (\d+) is PID (\d+)", output)}
-    for rank, pid in re.findall(r"process rank (\d+) with PID (\d+)", output):
-        return f"rank {rank} of {n_ranks} (PID {pid}) has died"
-    for pid in re.findall(r"PID (\d+) RUNNING AT", output):
-        if pid in ranks:
-            return f"rank {ranks[pid]} of {n_ranks} (PID {pid}) has died"
-    return f"one of {n_ranks} ranks has died"
+    pids = dict(re.findall(r"rank (\d+) is PID (\d+)", output))
+    said = re.findall(r"process rank (\d+) with PID (\d+)", output)
+    blamed = re.findall(r"PID (\d+) RUNNING AT", output)
+    found = [(str(rank), pids.get(str(rank), "?")) for rank in gone]
+    found += said + [(rank, pid) for rank, pid in pids.items() if pid in blamed]
+    if not found:
+        return f"one of {n_ranks} ranks has died"
+    rank, pid = found[0]
+    return f"rank {rank} of {n_ranks} (PID {pid}) has died"
 
 
 def fail_what_waits(scheduler: Scheduler, error: Exception) -> None:
@@ -338,6 +360,15 @@ def fail_what_waits(scheduler: Scheduler, error: Exception) -> None:
             ts.key, "erred", exception=pickled, cause=ts.key, stimulus_id=stimulus
         )
     scheduler.transitions(recommendations, stimulus_id=stimulus)
+
+
+async def _end(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Wait for a process to end, then tell it to, then kill it and what it started."""
+    if not await _ends(process, patience):
+        process.terminate()
+    if not await _ends(process, ENDING[1]):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 async def _ends(process: subprocess.Popen[bytes], timeout: float) -> bool:
