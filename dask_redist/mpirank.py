@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 from distributed import Worker
 
@@ -23,6 +23,8 @@ from dask_redist.process import Process
 
 #: seconds that a rank may go on when the process that started it has died
 GRACE = 5.0
+#: seconds that a launcher may take to pass on what a rank has printed, before it kills the ranks
+HEARD = 1.0
 
 
 class RankWorker(Worker):
@@ -48,6 +50,15 @@ def wait_quietly(request: Any, timeout: float | None = None) -> bool:
 def leave_together(comm: Any, timeout: float | None = None) -> bool:
     """Whether all ranks of a communicator have come to their end, in time."""
     return wait_quietly(comm.Ibarrier(), timeout)
+
+
+def abort(comm: Any, code: int) -> NoReturn:
+    """End all ranks of the MPI job at once, when what was printed has reached the launcher."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(HEARD)
+    comm.Abort(code)
+    os._exit(code)  # where an MPI returns from it
 
 
 def _end_with(parent: Process) -> None:
@@ -81,8 +92,6 @@ def main() -> None:
     try:
         asyncio.run(_work(scheduler, {"name": comm.rank, **given}))
     except BaseException:
-        print(f"rank {comm.rank} failed:", file=sys.stderr)
         traceback.print_exc()
-        sys.stderr.flush()
-        comm.Abort(1)
+        abort(comm, 1)
     leave_together(comm)
