@@ -6,7 +6,6 @@ out, as all layouts do; where nobody has an element, rank 0 keeps the one chunk.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -155,7 +154,7 @@ def join_on_grid(pieces: Sequence[Piece | str], ranks: IntArray) -> Joined:
         if () not in chunks
     ]
     inside = set(ranks.ravel().tolist())
-    beside = [r for r, shape in enumerate(shapes) if r not in inside and math.prod(shape)]
+    beside = [r for r, shape in enumerate(shapes) if r not in inside and 0 not in shape]
     if not fits or not all(fits) or beside or any(0 in sizes for sizes in chunks):
         raise LayoutError(
             f"the ranks' arrays do not fit on a grid of {' x '.join(map(str, ranks.shape))}: "

@@ -23,10 +23,10 @@ FLOORS = {
     1: "partials stream syscalls process admission freelist segment block pages arena peers wires",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
-    "deposits reducing reduction desk fences closedruns "
-    "local mailbox",
+    "deposits reducing reduction desk fences closedruns reduceop "
+    "local mailbox program programs rankcomm rankprograms",
     3: "relayout layer collections_ connect planning inspection hook preload "
-    "families lower steps reducehook worth dist collectives reduceop",
+    "families lower steps reducehook worth dist collectives rankcode ownarrays",
     4: "cli demo field race report fft cluster bench",
     5: "__init__",  # the public namespace: may import all
 }
