@@ -211,8 +211,8 @@ def _whole(layout: Layout, shapes: IntArray) -> tuple[int, ...]:
         layout.check((0,) * ndim, ranks)
         return tuple(shapes[int(layout.held_by(ranks)[0])].tolist())
     if isinstance(layout, Boxes):
-        corners = np.array([box.upper for box in layout.boxes if box.size] or [(0,) * ndim])
-        return tuple(corners.max(axis=0).tolist())
+        corners = np.array([box.upper for box in layout.boxes], np.int64).reshape(-1, ndim)
+        return tuple(corners.max(axis=0, initial=0).tolist())
     if isinstance(layout, Uneven):
         axis = layout.axis if -ndim <= layout.axis < ndim else 0
         whole = shapes[0].copy()

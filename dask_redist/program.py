@@ -217,9 +217,12 @@ class Program:
             return None
         return int(array.ctypes.data - self.means.arena.memory.ctypes.data)
 
-    def lay(self, array: NDArray[Any]) -> Leaf:
-        """Have others read an array, as a row of elements, from the next step to the one after."""
-        offset = self.offset(array)
+    def lay(self, array: NDArray[Any], copied: bool) -> Leaf:
+        """Have others read an array, as a row of elements, from the next step to the one after.
+
+        Unless ``copied``, it must not change meanwhile.
+        """
+        offset = None if copied else self.offset(array)
         if offset is None:
             laid = self.allocate(array.shape, array.dtype)
             np.copyto(laid, array)

@@ -236,11 +236,20 @@ class Programs:
             for rank, seat in enumerate(program.seats)
         )
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        for rank, answer in enumerate(answers):
-            if isinstance(answer, Exception) and not (program.lost and has_left(answer)):
-                return self._named(program, rank, answer)
+        if error := self._wrong(program, answers):
+            return error
         if program.ended is not None:
             return self._lost(program) or self._given_up(program)
+        return None
+
+    def _wrong(self, program: Program, answers: Sequence[Any]) -> bytes | None:
+        """The error of the lowest rank that has one, among the answers of all."""
+        for rank, answer in enumerate(answers):
+            if isinstance(answer, Exception):
+                return self._lost(program) or self._named(program, rank, answer)
+            if "error" in answer:
+                found: bytes = answer["error"]
+                return found
         return None
 
     def _given_up(self, program: Program) -> bytes:
@@ -250,7 +259,6 @@ class Programs:
         seat = program.seats[rank]
         if has_left(error):
             error = RankLostError(f"rank {rank} on {seat.address} cannot be reached: {error}")
-        error.add_note(f"raised on rank {rank} on {seat.address}")
         return dump(error)
 
     def _lost(self, program: Program) -> bytes | None:
@@ -302,11 +310,10 @@ class Programs:
         asked = (
             self._roster.ask(seat, "redist_value", number=program.number) for seat in program.seats
         )
-        values = await asyncio.gather(*asked, return_exceptions=True)
-        for rank, value in enumerate(values):
-            if isinstance(value, Exception):
-                return {"error": self._lost(program) or self._named(program, rank, value)}
-        return {"values": values}
+        answers: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
+        if error := self._wrong(program, answers):
+            return {"error": error}
+        return {"values": [answer["value"] for answer in answers]}
 
     async def _keep(self, program: Program, joined: Joined) -> dict[str, Any]:
         """Make the ranks' arrays chunks in memory."""

@@ -243,7 +243,7 @@ def _local(layout: Layout, where: IntArray, x: da.Array, rank: int, size: int) -
     """What one rank has of an array."""
     shape = layout.shape(rank, x.shape, size)
     if isinstance(layout, Replicated):
-        mine = np.zeros((rank in layout.held_by(size), x.ndim), np.int64)
+        mine = np.zeros((int(rank in layout.held_by(size)), x.ndim), np.int64)
     else:
         mine = np.argwhere(where == rank)
     chunk = tuple(mine[0].tolist()) if len(mine) else None

@@ -177,7 +177,7 @@ class RankComm:
         mine: Tensor | None = None
         if tensor is not None:
             array = np.asarray(tensor)
-            mine, problem = self._bring(array, problem, itself=self.rank == src)
+            mine, problem = self._bring(array, problem, self.rank == src)
         elif self.rank == src:
             problem = problem or TypeError("broadcast of None: the rank src has to give a tensor")
         brought = self._agree(Call("broadcast", (("src", src),)), mine, problem)
@@ -330,16 +330,24 @@ class RankComm:
         return [theirs for _, theirs, _ in said]
 
     def _bring(
-        self, array: NDArray[Any], problem: Exception | None = None, itself: bool = True
+        self,
+        array: NDArray[Any],
+        problem: Exception | None = None,
+        itself: bool = True,
+        copied: bool = True,
     ) -> tuple[Tensor, Exception | None]:
-        """A tensor for the others to read, or (not ``itself``) only what it is; what is wrong."""
+        """A tensor for the others to read, or (not ``itself``) only what it is; what is wrong.
+
+        They read it when this rank has gone on, and may change it: unless ``copied``, the caller
+        takes one more step.
+        """
         tensor = Tensor(array.shape, array.dtype)
         problem = problem or _no_bytes(array)
         if problem is None and itself:
             if array.nbytes <= INLINE:
                 return tensor._replace(array=array), None
             try:
-                return tensor._replace(leaf=self._program.lay(array)), None
+                return tensor._replace(leaf=self._program.lay(array, copied)), None
             except AdmissionError as error:
                 problem = error
         return tensor, problem
@@ -384,7 +392,7 @@ class RankComm:
             how = as_op(op, array.dtype)
         except (TypeError, ValueError) as error:
             how, problem = ReduceOp.SUM, problem or error
-        mine, problem = self._bring(array, problem)
+        mine, problem = self._bring(array, problem, copied=False)
         said = (("dst", dst),) if dst is not None else ()
         word = op.name if isinstance(op, ReduceOp) else str(op).upper()
         call = Call(name, (*said, ("op", word)))

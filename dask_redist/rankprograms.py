@@ -88,31 +88,31 @@ class RankPrograms:
         locals: bytes,
         who_has: Sequence[Collection[str]],
         piece: Any = None,
-    ) -> None:
-        """Hold what a program needs: its function, and this rank's arrays.
+    ) -> dict[str, Any]:
+        """Hold what a program needs: its function, and this rank's arrays; or what is wrong.
 
         ``piece``: the array itself, where it comes with the message.
         """
         table = [Seat.of(row) for row in seats]
         rank = [seat.seat for seat in table].index(self.seat)
         program = Program(number, rank, table, self._means)
-        if piece is not None:
-            arrays: Any = piece
-        else:
-            wanted: tuple[Local, ...] | Local | None = pickle.loads(locals)
-            if isinstance(wanted, Local):
-                arrays = await self._local(wanted, who_has[0])
-            elif wanted is None:
-                arrays = None
-            else:
-                pairs = zip(wanted, who_has, strict=True)
-                arrays = tuple([await self._local(each, where) for each, where in pairs])
         loop = asyncio.get_running_loop()
-        program.code = await loop.run_in_executor(self._threads, _code, code, arrays)
-        if number in self._freed:
-            return
-        self._programs[number] = program
-        self._means.holdings.open(number, program.landing)
+        try:
+            arrays = await self._arrays(pickle.loads(locals), who_has) if piece is None else piece
+            program.code = await loop.run_in_executor(self._threads, _code, code, arrays)
+        except Exception as error:
+            return {"error": self._told(error, rank)}
+        if number not in self._freed:
+            self._programs[number] = program
+            self._means.holdings.open(number, program.landing)
+        return {}
+
+    async def _arrays(self, wanted: Any, who_has: Sequence[Collection[str]]) -> Any:
+        """The rank's own arrays: one, a tuple of them, or None."""
+        if wanted is None or isinstance(wanted, Local):
+            return wanted and await self._local(wanted, who_has[0])
+        pairs = zip(wanted, who_has, strict=True)
+        return tuple([await self._local(each, where) for each, where in pairs])
 
     async def _local(self, local: Local, who_has: Collection[str]) -> NDArray[Any]:
         """The array of this rank of a Dask array; read-only."""
@@ -165,11 +165,14 @@ class RankPrograms:
         nbytes: int = reply["nbytes"][key]
         return nbytes
 
-    async def value(self, number: int) -> bytes:
-        """What came of a program, pickled."""
-        loop, value = asyncio.get_running_loop(), self._programs[number].value
-        found: bytes = await loop.run_in_executor(self._threads, by_value.dumps, value)
-        return found
+    async def value(self, number: int) -> dict[str, Any]:
+        """What came of a program, pickled; or why it cannot be."""
+        loop, program = asyncio.get_running_loop(), self._programs[number]
+        dumps = partial(by_value.dumps, program.value)
+        try:
+            return {"value": await loop.run_in_executor(self._threads, dumps)}
+        except Exception as error:
+            return {"error": self._told(error, program.rank)}
 
     def forget(self, number: int) -> None:
         """A program is over, on all ranks."""
