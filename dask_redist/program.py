@@ -148,7 +148,10 @@ class Program:
         return self.mailbox.take(self.step)
 
     def leave(self) -> None:
-        """The function has returned here: whoever waits for this rank may know."""
+        """The function has returned here: whoever waits for this rank may know.
+
+        That it has failed they are told by the scheduler.
+        """
         self.step += 1
         self._say(RETURNED)
 

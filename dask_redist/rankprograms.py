@@ -204,13 +204,13 @@ class RankPrograms:
             assert code is not None
             program.value = code(comm)
             report["fact"] = pickle.dumps(_fact(program.value))
+            program.leave()
         except BaseException as error:
             report["error"] = self._told(error, program.rank)
             report["released"] = _is_released(error)
         finally:
             comm.close()
             self._running.discard(program.number)
-        program.leave()
         scheduler = self._means.worker.scheduler
         self._means.call(scheduler.redist_ran(number=program.number, seat=self.seat, **report))
 
