@@ -181,7 +181,7 @@ class RankComm:
         elif self.rank == src:
             problem = problem or TypeError("broadcast of None: the rank src has to give a tensor")
         brought = self._agree(Call("broadcast", (("src", src),)), mine, problem)
-        self._check_alike([each for each in brought if each is not None])
+        self._check_alike(brought)
         found: Tensor = brought[src]
         return self._read_whole(src, found)
 
@@ -352,19 +352,19 @@ class RankComm:
                 problem = error
         return tensor, problem
 
-    def _check_alike(self, brought: Sequence[Tensor]) -> None:
+    def _check_alike(self, brought: Sequence[Tensor | None]) -> None:
         """Raise unless the tensors have one dtype and shape; on all ranks, since all know them."""
         self._check_dtypes(brought)
-        shapes = [each.shape for each in brought]
-        if len(set(shapes)) > 1:
+        shapes = [each and each.shape for each in brought]
+        if len({shape for shape in shapes if shape is not None}) > 1:
             raise LayoutError(
                 f"the tensors must all have one shape, but there is {by_value(shapes)}"
             )
 
     @staticmethod
-    def _check_dtypes(brought: Sequence[Tensor]) -> None:
-        dtypes = [each.dtype for each in brought]
-        if len(set(dtypes)) > 1:
+    def _check_dtypes(brought: Sequence[Tensor | None]) -> None:
+        dtypes = [each and each.dtype for each in brought]
+        if len({dtype for dtype in dtypes if dtype is not None}) > 1:
             raise TypeError(f"the tensors must all have one dtype, but there is {by_value(dtypes)}")
 
     def _no_rank(self, rank: int) -> Exception | None:

@@ -19,7 +19,7 @@ from dask_redist.dist import ReduceOp
 from dask_redist.joining import Piece, join_along, join_on_grid, whole_shape
 from dask_redist.mailbox import RETURNED, Mailbox, ProgramEnded
 
-Code = Callable[[Any, RankComm], Any]
+Code = Callable[..., Any]
 
 
 def on_ranks(code: Code, client: Client, *args: Any) -> list[Any]:
@@ -328,6 +328,12 @@ def test_a_rank_that_has_returned(client: Client) -> None:
         if comm.rank != 1:
             comm.barrier()
 
+    def some(nothing: None, comm: RankComm) -> None:
+        tensors = {0: np.ones(2), 1: None, 2: np.ones(3)}
+        comm.broadcast(tensors[comm.rank])
+
+    if dr.connect(client).size == 3:
+        assert "(2,) on rank 0; (3,) on rank 2" in told_by_all(some, client)
     with pytest.raises(dr.RedistError, match=r"barrier\(\) on rank.* 0.*; return\(\) on rank 1"):
         on_ranks(code, client)
 
