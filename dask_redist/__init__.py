@@ -32,8 +32,12 @@ from dask_redist.layouts import (
     Slab,
     Uneven,
 )
+from dask_redist.mpicluster import LocalMPICluster
+from dask_redist.ownarrays import from_ranks
 from dask_redist.planning import Plan, plan, runs
 from dask_redist.preload import dask_setup as dask_setup
+from dask_redist.rankcode import map_ranks
+from dask_redist.rankcomm import RankComm
 from dask_redist.relayout import redistribute, resplit
 from dask_redist.reports import RunReport
 
@@ -48,8 +52,10 @@ __all__ = [
     "ChunkMismatchError",
     "Layout",
     "LayoutError",
+    "LocalMPICluster",
     "Pencil",
     "Plan",
+    "RankComm",
     "RankLostError",
     "Ranks",
     "RedistError",
@@ -61,8 +67,10 @@ __all__ = [
     "connect",
     "dist",
     "enable",
+    "from_ranks",
     "layout_of",
     "lshape_map",
+    "map_ranks",
     "owners",
     "plan",
     "redistribute",
