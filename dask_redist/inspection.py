@@ -8,6 +8,7 @@ has to be remembered, so the answer survives ``persist`` and pickle.
 from __future__ import annotations
 
 import pickle
+import time
 from typing import Any
 
 import dask.array as da
@@ -203,6 +204,13 @@ def _is(layout: Layout, x: da.Array, owners: NDArray[np.int64], ranks: int) -> b
         return False
 
 
+def _any_pending(client: Client, keys: list[Any]) -> bool:
+    """Whether the client has asked for one of these, and heard nothing of it yet."""
+    if client.asynchronous:  # it cannot be waited for
+        return False
+    return any(key in client.futures and client.futures[key].status == "pending" for key in keys)
+
+
 def _placed(
     name: str, x: da.Array, client: Client, wait: bool = False
 ) -> tuple[NDArray[np.int64], list[Layout], list[int]]:
@@ -214,7 +222,12 @@ def _placed(
     ranks_of(client)
     keys: list[Any] = [(name, *index) for index in np.ndindex(*x.numblocks)]
     seconds = config.seconds("timeout") if wait else 0.0
-    found = ask_now(client, "redist_owners", keys=keys, timeout=seconds)
+    deadline = time.monotonic() + seconds
+    # The graph may be on its way still; then the scheduler knows nothing of these keys.
+    while _any_pending(client, keys) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    left = max(0.0, deadline - time.monotonic())
+    found = ask_now(client, "redist_owners", keys=keys, timeout=left)
     if wait and found["pending"]:
         raise RunTimeoutError(
             f"{found['pending']} chunks of {name!r} are not in memory after {seconds:g} s "
