@@ -22,6 +22,7 @@ from dask_redist.errors import (
 )
 from dask_redist.hook import enable
 from dask_redist.inspection import layout_of, lshape_map, owners
+from dask_redist.job import mpi
 from dask_redist.layouts import (
     Block,
     BlockCyclic,
@@ -32,8 +33,12 @@ from dask_redist.layouts import (
     Slab,
     Uneven,
 )
+from dask_redist.mpicluster import LocalMPICluster
+from dask_redist.ownarrays import from_ranks
 from dask_redist.planning import Plan, plan, runs
 from dask_redist.preload import dask_setup as dask_setup
+from dask_redist.rankcode import map_ranks
+from dask_redist.rankcomm import RankComm
 from dask_redist.relayout import redistribute, resplit
 from dask_redist.reports import RunReport
 
@@ -48,8 +53,10 @@ __all__ = [
     "ChunkMismatchError",
     "Layout",
     "LayoutError",
+    "LocalMPICluster",
     "Pencil",
     "Plan",
+    "RankComm",
     "RankLostError",
     "Ranks",
     "RedistError",
@@ -61,8 +68,11 @@ __all__ = [
     "connect",
     "dist",
     "enable",
+    "from_ranks",
     "layout_of",
     "lshape_map",
+    "map_ranks",
+    "mpi",
     "owners",
     "plan",
     "redistribute",

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dask
 import dask.array as da
@@ -81,11 +81,26 @@ def require_extras() -> None:
 
 
 # --------------------------------------------------------------------------------- real data
+def store_maps(folder: str | Path) -> Any:
+    """Write real maps to a Zarr store, one map a chunk, and return them as an xarray.DataArray.
+
+    The data are 240 yearly maps of air temperature (K) over North America, float32, ``(time,
+    latitude, longitude)``, in a calendar of 360 days.
+    """
+    xarray = importlib.import_module("xarray")
+    (package,) = importlib.import_module("iris_sample_data").__path__
+    path = Path(package) / "sample_data" / "A1B_north_america.nc"
+    with xarray.open_dataset(path, engine="netcdf4") as source:
+        air = source["air_temperature"].load()
+    one_map = {air.name: {"chunks": (1, *air.shape[1:])}}
+    air.to_dataset().drop_encoding().to_zarr(folder, encoding=one_map, consolidated=False)
+    return air
+
+
 def series_from_maps(client: Client) -> RealData:
     """Read real maps, one a chunk, and make them whole time series, one region a rank.
 
-    The data are 240 yearly maps of air temperature over North America, in a calendar of 360 days.
-    They are written to Zarr in a temporary folder and read lazily from there.
+    The data are those of :func:`store_maps`, in a temporary folder, and read lazily from there.
 
     Raises
     ------
@@ -93,16 +108,11 @@ def series_from_maps(client: Client) -> RealData:
         The series differ from NumPy's in any bit, or no collective ran.
     """
     xarray = importlib.import_module("xarray")
-    (package,) = importlib.import_module("iris_sample_data").__path__
-    path = Path(package) / "sample_data" / "A1B_north_america.nc"
     # Zarr writes in threads of its own. After an interrupt they may make this folder again; the
     # one around it goes last.
     around = dask.config.get("temporary-directory")
     with TemporaryDirectory(prefix="dask-redist-", dir=around) as folder:
-        with xarray.open_dataset(path, engine="netcdf4") as source:
-            air = source["air_temperature"].load()
-            one_map = {air.name: {"chunks": (1, *air.shape[1:])}}
-            air.to_dataset().drop_encoding().to_zarr(folder, encoding=one_map, consolidated=False)
+        air = store_maps(folder)
         with xarray.open_zarr(folder, consolidated=False) as stored:
             maps = stored[air.name].data
             before = [run.number for run in runs(client=client)]

@@ -8,6 +8,7 @@ has to be remembered, so the answer survives ``persist`` and pickle.
 from __future__ import annotations
 
 import pickle
+import time
 from typing import Any
 
 import dask.array as da
@@ -20,7 +21,7 @@ from dask_redist import config
 from dask_redist.connect import ask_now, find_client, ranks_of
 from dask_redist.errors import LayoutError, RunTimeoutError
 from dask_redist.layer import RedistributeLayer
-from dask_redist.layouts import Layout, Replicated, match_layout
+from dask_redist.layouts import Boxes, Layout, Replicated, match_layout
 
 
 def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
@@ -58,6 +59,23 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
     ...     dr.layout_of(y + 1), dr.layout_of(z), dr.layout_of(da.ones(4))
     (Slab.Y, Slab.Y, None)
     """
+    return _layout(x, client, guess=True)
+
+
+def named_layout(x: da.Array, *, client: Client) -> Layout | None:
+    """As :func:`layout_of`, but boxes of a persisted array must have been asked for.
+
+    Chunks that nobody laid out are on some ranks all the same, and any placement is one of boxes.
+    """
+    return _layout(x, client, guess=False)
+
+
+def is_persisted(x: da.Array) -> bool:
+    """Whether the array is made of futures only."""
+    return isinstance(made := _made_by(x), str) and made == x.name
+
+
+def _layout(x: da.Array, client: Client | None, guess: bool) -> Layout | None:
     made = _made_by(x)
     if made is None:
         return None
@@ -69,7 +87,9 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
     if copies and owners.size == 1:
         return Replicated() if len(copies) == ranks else Replicated(copies)
     named = match_layout(x.chunks, owners, ranks)
-    return named or next((at for at in asked_for if _is(at, x, owners, ranks)), None)
+    if named is not None and (guess or not isinstance(named, Boxes)):
+        return named
+    return next((at for at in asked_for if _is(at, x, owners, ranks)), None)
 
 
 def lshape_map(x: da.Array, *, client: Client | None = None) -> NDArray[np.int64]:
@@ -184,6 +204,13 @@ def _is(layout: Layout, x: da.Array, owners: NDArray[np.int64], ranks: int) -> b
         return False
 
 
+def _any_pending(client: Client, keys: list[Any]) -> bool:
+    """Whether the client has asked for one of these, and heard nothing of it yet."""
+    if client.asynchronous:  # it cannot be waited for
+        return False
+    return any(key in client.futures and client.futures[key].status == "pending" for key in keys)
+
+
 def _placed(
     name: str, x: da.Array, client: Client, wait: bool = False
 ) -> tuple[NDArray[np.int64], list[Layout], list[int]]:
@@ -195,7 +222,12 @@ def _placed(
     ranks_of(client)
     keys: list[Any] = [(name, *index) for index in np.ndindex(*x.numblocks)]
     seconds = config.seconds("timeout") if wait else 0.0
-    found = ask_now(client, "redist_owners", keys=keys, timeout=seconds)
+    deadline = time.monotonic() + seconds
+    # The graph may be on its way still; then the scheduler knows nothing of these keys.
+    while _any_pending(client, keys) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    left = max(0.0, deadline - time.monotonic())
+    found = ask_now(client, "redist_owners", keys=keys, timeout=left)
     if wait and found["pending"]:
         raise RunTimeoutError(
             f"{found['pending']} chunks of {name!r} are not in memory after {seconds:g} s "

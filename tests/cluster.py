@@ -81,11 +81,12 @@ def patient_with_the_dead() -> Any:
 
 
 class Clusters:
-    """Local clusters, started when a test asks, never two at a time."""
+    """Local clusters, started when a test asks, never two at a time; of MPI ranks if asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, mpi: bool = False) -> None:
+        self._mpi = mpi
         self._key: tuple[int, str | None] | None = None
-        self._cluster: LocalCluster | None = None
+        self._cluster: LocalCluster | dr.LocalMPICluster | None = None
         self._client: Client | None = None
         self._processes: set[int] = set()
 
@@ -96,18 +97,19 @@ class Clusters:
             with dask.config.set({"redist.wire": wire}), warnings.catch_warnings():
                 # The workers inherit the wire; that port 8787 is taken is of no interest.
                 warnings.filterwarnings("ignore", "Port 8787")
-                self._cluster = LocalCluster(
-                    n_workers=ranks,
-                    threads_per_worker=1,
-                    processes=True,
-                    host="127.0.0.1",
-                    dashboard_address=":0",
-                    silence_logs=logging.CRITICAL,
-                )
+                self._cluster = self._start(ranks)
             self._client = Client(self._cluster)
             dr.connect(self._client, n_ranks=ranks)
             self._key, self._processes = (ranks, wire), self._pids()
         return self._client
+
+    def _start(self, ranks: int) -> LocalCluster | dr.LocalMPICluster:
+        quiet: dict[str, Any] = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
+        if self._mpi:
+            return dr.LocalMPICluster(ranks, **quiet)
+        return LocalCluster(
+            n_workers=ranks, threads_per_worker=1, processes=True, host="127.0.0.1", **quiet
+        )
 
     def close(self) -> None:
         """Leave no process behind."""

@@ -26,6 +26,17 @@ def layouts(ranks: int) -> list[dr.Layout]:
     ]
 
 
+def test_the_layout_of_an_array_whose_graph_is_on_its_way(client: Client) -> None:
+    """What a client sends the scheduler is held back for a while after what it sent before."""
+    stream = client.scheduler_comm
+    assert stream
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "interval", 0.3)
+        arrays = [da.from_array(VALUES + n, chunks=(3, 9, 2)) for n in range(3)]
+        for lazy in arrays:
+            assert dr.layout_of(dr.redistribute(lazy, dr.Slab.Y).persist()) == dr.Slab.Y
+
+
 @pytest.mark.parametrize("number", range(6))
 def test_the_layout_survives_persist_elementwise_work_and_pickle(
     client: Client, number: int
