@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from distributed.protocol import pickle as by_value
-from distributed.protocol.serialize import to_serialize
 from distributed.utils_comm import gather_from_workers
 from numpy.typing import NDArray
 
 from dask_redist.errors import RedistError
 from dask_redist.joining import Piece
 from dask_redist.mailbox import ProgramEnded
-from dask_redist.partials import Cut
 from dask_redist.program import Means, Program
 from dask_redist.rankcomm import RankComm
 from dask_redist.ranks import Seat
@@ -135,19 +133,6 @@ class RankPrograms:
         if program := self._programs.get(number):
             program.mailbox.put(step, sender, letter)
 
-    async def read(self, number: int, leaves: bytes, cut: Any) -> dict[str, Any]:
-        """What this rank has laid out, or a cut of it, for one that cannot see it.
-
-        Raises
-        ------
-        OSError
-            The program is over here.
-        """
-        if number not in self._programs:
-            raise OSError(f"program {number} is over on {self._means.worker.address}")
-        arrays = self._means.reach.read_here(pickle.loads(leaves), cut and Cut(*cut))
-        return {"arrays": [to_serialize(array) for array in arrays]}
-
     def abort(self, number: int, why: str) -> None:
         """A program is not to go on; whoever waits in it is let go."""
         if program := self._programs.get(number):
@@ -188,7 +173,7 @@ class RankPrograms:
         for program in self._programs.values():
             program.end(f"the rank on {self._means.worker.address} is closed")
 
-    def __contains__(self, number: int) -> bool:
+    def __contains__(self, number: object) -> bool:
         return number in self._programs
 
     # ------------------------------------------------------------------------- in the lane
