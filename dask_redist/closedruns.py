@@ -79,8 +79,10 @@ class ClosedRuns:
         self._rests.pop(number, None)
         self._reductions.pop(number, None)
 
-    async def read(self, number: int, leaves: bytes, cut: Any) -> dict[str, Any]:
-        """Arrays of a reduction that a peer cannot see, or a cut of each.
+    async def read(
+        self, number: int, leaves: bytes, cut: Any, letter: Any = None
+    ) -> dict[str, Any]:
+        """Arrays of a reduction that a peer cannot see, or a cut of each; ``letter``: over MPI.
 
         Raises
         ------
@@ -91,6 +93,9 @@ class ClosedRuns:
             raise OSError(f"run {number} is over on {self._worker.address}")
         # Views, at once: threads of ours may all wait for peers, whose threads wait for us.
         arrays = self._reach.read_here(pickle.loads(leaves), cut and Cut(*cut))
+        if letter is not None:
+            await self._reach.mail.serve(letter, arrays)
+            return {}
         return {"arrays": [to_serialize(array) for array in arrays]}
 
     async def vote(self, number: int) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from dask_redist.deposits import ReduceRun, Unread, assemble_result, loaded
 from dask_redist.errors import RunTimeoutError, has_left
 from dask_redist.holdings import Holdings
 from dask_redist.lane import Lane
+from dask_redist.mpigroup import world_rank
 from dask_redist.openruns import AnyRun, OpenRuns
 from dask_redist.process import Process
 from dask_redist.reach import Reach
@@ -67,9 +67,10 @@ class Rank(WorkerPlugin):
             pressure=self._pressed,
         )
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="dask-redist")
-        self.holdings = Holdings(worker, self.arena, self.memory_limit, self.threads)
         pages = int(config.get("arena.peer-pages") * self.memory_limit)
         self.reach = Reach(worker, self.arena, pages, self._call)
+        collect = self.reach.mail.collect
+        self.holdings = Holdings(worker, self.arena, self.memory_limit, self.threads, collect)
         self.runs = OpenRuns(worker, self._begin, self._call)
         self._closed = False
         self.lane = Lane(f"dask-redist-lane-{worker.name}")  # tickets may outrun the hello's answer
@@ -88,10 +89,11 @@ class Rank(WorkerPlugin):
             card=tuple(self.arena.card),
             memory_limit=self.memory_limit,
             nthreads=worker.state.nthreads,
-            mpi_rank=_world_rank(),
+            mpi_rank=world_rank(),
         )
         self.seat: int = reply["seat"]
         self.reach.seat = self.runs.seat = self.closed_runs.seat = self.seat
+        self.reach.mail.seat = self.seat
         self.lane.begin(reply["ticket"])
         _here[worker.scheduler.address, self.seat] = self
 
@@ -109,10 +111,24 @@ class Rank(WorkerPlugin):
         if self.runs.quiet:
             _here.pop((worker.scheduler.address, self.seat), None)
 
+    @property
+    def mpi_comm(self) -> Any:
+        """The mpi4py communicator of the present ranks, in their order; None where there is none.
+
+        Messages have one of their own.
+        """
+        group = self.reach.mail.groups.newest
+        return None if group is None else group.users
+
     def _handlers(self) -> dict[str, Callable[..., Any]]:
+        mail = self.reach.mail
         return {
             "redist_allocate": self.holdings.allocate,
             "redist_write": self.holdings.receive,
+            "redist_give": mail.give,
+            "redist_prove": mail.groups.prove,
+            "redist_proof": mail.groups.proof,
+            "redist_meet": mail.groups.meet,
             "redist_keep": self._keep,
             "redist_read": self.closed_runs.read,
             "redist_close": self._close,
@@ -344,14 +360,6 @@ class Rank(WorkerPlugin):
             "condemned": self.arena.condemned,
             "runs": len(self.runs) + len(self.holdings) + len(self.closed_runs),
         }
-
-
-def _world_rank() -> int | None:
-    """The rank of this process in the MPI world, if mpi4py has been started in it."""
-    mpi: Any = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.size == 1:
-        return None
-    return int(mpi.COMM_WORLD.rank)
 
 
 def _cool(key: Any, value: Any) -> None:

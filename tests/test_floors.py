@@ -20,10 +20,11 @@ PACKAGE = ROOT / "dask_redist"
 
 FLOORS = {
     0: "errors boxes partition grids irregular layouts pieces parts overlap placement",
-    1: "partials stream syscalls process admission freelist segment block pages arena peers wires",
+    1: "partials stream syscalls process admission freelist segment block pages arena peers wires "
+    "post staging",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
-    "deposits reducing reduction desk fences closedruns",
+    "deposits reducing reduction desk fences closedruns mail mpigroup",
     3: "relayout layer collections_ connect planning inspection hook preload "
     "families lower steps reducehook worth dist collectives reduceop",
     4: "cli demo field race report fft cluster bench",
