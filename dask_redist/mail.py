@@ -78,8 +78,6 @@ class Mail:
         share = config.nbytes("mpi.staging-bytes") // 2
         self._outgoing, self._incoming = Staging(arena, share), Staging(arena, share)
         self._queues = {self._outgoing: asyncio.Lock(), self._incoming: asyncio.Lock()}
-        #: bytes of a message: few enough for some to be under way at once
-        self._limit = max(1, min(config.nbytes("message-bytes"), share // 4))
         #: copies what must not wait behind threads that wait for other ranks
         self._copies = ThreadPoolExecutor(1, thread_name_prefix="dask-redist-mail")
         self._offers: dict[int, _Offer] = {}
@@ -107,7 +105,7 @@ class Mail:
                 self._offer(number, owner, headers, buffer), loop
             )
 
-        wire = MessageWire(send, self._limit, name="mpi", far=far, take=self._take)
+        wire = MessageWire(send, self._limit(), name="mpi", far=far, take=self._take)
         with self._lock:
             self._wires.add(wire)
         return wire
@@ -192,7 +190,7 @@ class Mail:
 
         async def fetch_all() -> None:
             async with asyncio.TaskGroup() as tasks:
-                for headers in cut_up(arrays, self._limit):
+                for headers in cut_up(arrays, self._limit()):
                     message = self._unless_left(owner.seat, owner.address, fetch(headers))
                     tasks.create_task(message)
 
@@ -211,6 +209,10 @@ class Mail:
         self._send(group, seat, tag, buffer)
 
     # ------------------------------------------------------------------------------ helpers
+    def _limit(self) -> int:
+        """Bytes of a message: few enough for some to be under way at once."""
+        return max(1, min(config.nbytes("message-bytes"), self._outgoing.limit // 4))
+
     def _group(self) -> Group:
         group = self.groups.newest
         if group is None:

@@ -52,6 +52,7 @@ class Post:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._in_vain = 0  # rounds of tests in a row without a result
 
     def send(self, comm: Any, dest: int, tag: int, buffer: Bytes) -> Future[None]:
         """Send a buffer; it must not change before the future is done.
@@ -90,30 +91,31 @@ class Post:
     # ----------------------------------------------------------------------- in the thread
     def _work(self) -> None:
         under_way: list[_Transfer] = []
-        in_vain = 0
-        while True:
-            with self._changed:
-                if not under_way:
-                    self._changed.wait_for(lambda: self._orders or self._closed)
-                elif in_vain > _EAGER and not self._orders:
-                    self._changed.wait(min(_SHORT * 2 ** ((in_vain - _EAGER) // 16), _LONG))
-                orders, closed = list(self._orders), self._closed
-                self._orders.clear()
-            for order in orders:
-                if (transfer := _begun(*order)) is not None:
-                    under_way.append(transfer)
-            del orders
-            if closed:
-                break
-            left = [transfer for transfer in under_way if not _is_done(transfer)]
-            in_vain = in_vain + 1 if len(left) == len(under_way) else 0
-            under_way = left
-            del left
+        while self._turn(under_way):
+            pass
         for transfer in under_way:
             transfer.future.cancel()
-            if not transfer.sends:
-                transfer.request.Cancel()
             _is_done(transfer)
+
+    def _turn(self, under_way: list[_Transfer]) -> bool:
+        """Start what has come, and test what is under way; False when the post is closed.
+
+        On its own so that buffers are let go before the next wait.
+        """
+        with self._changed:
+            if not under_way:
+                self._changed.wait_for(lambda: self._orders or self._closed)
+            elif self._in_vain > _EAGER and not self._orders:
+                pause = _SHORT * 2 ** min((self._in_vain - _EAGER) // 16, 20)
+                self._changed.wait(min(pause, _LONG))
+            orders, closed = list(self._orders), self._closed
+            self._orders.clear()
+        begun = [_begun(*order) for order in orders]
+        under_way += [transfer for transfer in begun if transfer is not None]
+        before = len(under_way)
+        under_way[:] = [transfer for transfer in under_way if not _is_done(transfer)]
+        self._in_vain = self._in_vain + 1 if len(under_way) == before else 0
+        return not closed
 
 
 def _begun(

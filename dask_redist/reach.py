@@ -73,7 +73,6 @@ class Reach:
             raise RedistError(
                 f"redist.wire is {self._forced!r}; it must be one of {', '.join(map(repr, WIRES))}"
             )
-        self._message_bytes = config.nbytes("message-bytes")
         self._lock = threading.Lock()
         #: bytes that were read from others, ever
         self.received = 0
@@ -94,7 +93,7 @@ class Reach:
             here = self._worker.address.rpartition(":")[0]
             return self.mail.wire_to(table.number, owner, far=owner.host != here)
         send = partial(self._send, table.number, owner)
-        return MessageWire(send, self._message_bytes, name="dask comm")
+        return MessageWire(send, config.nbytes("message-bytes"), name="dask comm")
 
     def read(
         self, owner: Seat, number: int, leaves: Sequence[Leaf], cut: Cut | None

@@ -24,6 +24,7 @@ import pytest
 from dask.delayed import delayed
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster, wait
+from mpi_ranks import MpiCluster
 from numpy.typing import NDArray
 
 import dask_redist as dr
@@ -31,7 +32,7 @@ from dask_redist import worth
 from dask_redist.layer import RedistributeLayer
 from dask_redist.reports import RunReport
 
-SHARED_MEMORY, DASK_COMM = "shared memory", "dask comm"
+SHARED_MEMORY, DASK_COMM, MPI = "shared memory", "dask comm", "mpi"
 
 
 # ------------------------------------------------------------------------------------ clusters
@@ -85,7 +86,7 @@ class Clusters:
 
     def __init__(self) -> None:
         self._key: tuple[int, str | None] | None = None
-        self._cluster: LocalCluster | None = None
+        self._cluster: LocalCluster | MpiCluster | None = None
         self._client: Client | None = None
         self._processes: set[int] = set()
 
@@ -96,15 +97,8 @@ class Clusters:
             with dask.config.set({"redist.wire": wire}), warnings.catch_warnings():
                 # The workers inherit the wire; that port 8787 is taken is of no interest.
                 warnings.filterwarnings("ignore", "Port 8787")
-                self._cluster = LocalCluster(
-                    n_workers=ranks,
-                    threads_per_worker=1,
-                    processes=True,
-                    host="127.0.0.1",
-                    dashboard_address=":0",
-                    silence_logs=logging.CRITICAL,
-                )
-            self._client = Client(self._cluster)
+                self._cluster = MpiCluster(ranks) if wire == MPI else _local_cluster(ranks)
+            self._client = Client(self._cluster.scheduler_address)
             dr.connect(self._client, n_ranks=ranks)
             self._key, self._processes = (ranks, wire), self._pids()
         return self._client
@@ -125,6 +119,17 @@ class Clusters:
     def _pids(self) -> set[int]:
         assert self._client is not None
         return set(self._client.run(_pid).values())
+
+
+def _local_cluster(ranks: int) -> LocalCluster:
+    return LocalCluster(
+        n_workers=ranks,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address=":0",
+        silence_logs=logging.CRITICAL,
+    )
 
 
 def _pid() -> int:
