@@ -7,8 +7,10 @@ that would take part in MPI.
 import asyncio
 import logging
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,31 +22,36 @@ MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 
 
 class MpiCluster:
-    """A scheduler here, and one mpiexec that starts the workers."""
+    """A scheduler here, and commands that start its workers: by default one mpiexec."""
 
-    def __init__(self, n: int, launcher: tuple[str, ...] = (MPIEXEC,), host: str = "127.0.0.1"):
+    def __init__(
+        self,
+        n: int,
+        launchers: Sequence[Sequence[str]] = (),
+        interface: str = "lo",
+    ) -> None:
         self._folder = TemporaryDirectory(prefix="dask-redist-mpi-")
         self._cluster = LocalCluster(
             n_workers=0,
-            host=host,
+            interface=interface,
             dashboard_address=":0",
             silence_logs=logging.CRITICAL,
-            scheduler_kwargs={"dashboard_address": f"{host}:0"},
+            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
         )
         self.scheduler_address: str = self._cluster.scheduler_address
         self.log = Path(self._folder.name, "log").open("w+b")  # noqa: SIM115
-        script = (sys.executable, __file__, self.scheduler_address, self._folder.name)
-        self.mpiexec = subprocess.Popen(
-            (*launcher, "-n", str(n), *script),
-            # As LocalCluster's workers, they inherit the settings.
-            env={
-                **os.environ,
-                "DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(dask.config.global_config),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-        )
+        script = (sys.executable, __file__, self.scheduler_address, self._folder.name, interface)
+        inherited = dask.config.serialize(dask.config.global_config)  # as LocalCluster's workers
+        self.processes = [
+            subprocess.Popen(
+                (*launcher, *script),
+                env={**os.environ, "DASK_INTERNAL_INHERIT_CONFIG": inherited},
+                stdin=subprocess.DEVNULL,
+                stdout=self.log,
+                stderr=subprocess.STDOUT,
+            )
+            for launcher in launchers or [(MPIEXEC, "-n", str(n))]
+        ]
         with Client(self._cluster) as client:
             try:
                 client.wait_for_workers(n, timeout=60)
@@ -56,11 +63,12 @@ class MpiCluster:
     def close(self) -> None:
         """Leave no process behind."""
         self._cluster.close()
-        try:
-            self.mpiexec.wait(10)
-        except subprocess.TimeoutExpired:
-            self.mpiexec.terminate()
-            self.mpiexec.wait(10)
+        for process in self.processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
         self.log.close()
         self._folder.cleanup()
 
@@ -71,18 +79,21 @@ class MpiCluster:
         self.close()
 
 
-async def work(scheduler: str, folder: str, host: str) -> None:
-    """Be a worker until the scheduler ends."""
-    from mpi4py import MPI  # in ranks only: to import it is to start it
+async def work(scheduler: str, folder: str, interface: str) -> None:
+    """Be a worker until the scheduler ends; a rank, where an mpiexec has started us."""
+    name, size = f"{socket.gethostname()}-{os.getpid()}", 4
+    if "PMI_RANK" in os.environ:
+        from mpi4py import MPI  # to import it is to start it
 
+        name, size = f"rank-{MPI.COMM_WORLD.rank}", MPI.COMM_WORLD.size
     logging.getLogger("distributed").setLevel(logging.ERROR)
     worker = Worker(
         scheduler,
         nthreads=1,
-        name=f"rank-{MPI.COMM_WORLD.rank}",
-        host=host,
+        name=name,
+        interface=interface,
         dashboard=False,
-        memory_limit=1.0 / MPI.COMM_WORLD.size,
+        memory_limit=1.0 / size,
         local_directory=folder,
     )
     await worker
@@ -90,4 +101,4 @@ async def work(scheduler: str, folder: str, host: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(work(sys.argv[1], sys.argv[2], sys.argv[3] if sys.argv[3:] else "127.0.0.1"))
+    asyncio.run(work(*sys.argv[1:]))
