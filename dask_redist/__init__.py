@@ -32,6 +32,7 @@ from dask_redist.layouts import (
     Slab,
     Uneven,
 )
+from dask_redist.mpicluster import LocalMPICluster
 from dask_redist.planning import Plan, plan, runs
 from dask_redist.preload import dask_setup as dask_setup
 from dask_redist.relayout import redistribute, resplit
@@ -48,6 +49,7 @@ __all__ = [
     "ChunkMismatchError",
     "Layout",
     "LayoutError",
+    "LocalMPICluster",
     "Pencil",
     "Plan",
     "RankLostError",

@@ -19,12 +19,13 @@ import numpy as np
 from distributed import Worker
 
 from dask_redist.post import Post
+from dask_redist.world import is_started
 
 logger = logging.getLogger(__name__)
 
 HOW = (
-    "start all ranks by one mpiexec, such as mpiexec -n 5 dask-mpi --scheduler-file FILE "
-    "--worker-class distributed.Worker"
+    "start all ranks by one mpiexec: dask_redist.LocalMPICluster here, else "
+    "mpiexec -n 5 dask-mpi --scheduler-file FILE --worker-class distributed.Worker"
 )
 
 #: bytes of the number that proves a world
@@ -58,8 +59,7 @@ class Group(NamedTuple):
 
 def mpi_here() -> Any:
     """The module mpi4py.MPI where it has been started in this process, else None."""
-    mpi: Any = sys.modules.get("mpi4py.MPI")
-    return None if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() else mpi
+    return sys.modules["mpi4py.MPI"] if is_started() else None
 
 
 def world_rank() -> int | None:

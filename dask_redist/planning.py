@@ -130,14 +130,14 @@ class Plan:
         """
         if not 0 <= rank < self.ranks.size:
             raise LayoutError(f"rank {rank}: there are ranks 0 to {self.ranks.size - 1}")
-        outputs = int(self.traffic[:, rank].sum()) + self._staged(rank)
+        outputs = int(self.traffic[:, rank].sum()) + self.staging_bytes(rank)
         if not self.assumed:
             return outputs + self._held(rank)
         largest = prod(max(sizes) for sizes in self.chunks_in)
         return outputs + largest * self.dtype.itemsize
 
-    def _staged(self, rank: int) -> int:
-        """Bytes of messages over MPI that a rank has in memory at once."""
+    def staging_bytes(self, rank: int) -> int:
+        """The most that a rank holds of messages over MPI, packed and received; in the peak."""
         share = config.nbytes("mpi.staging-bytes") // 2
         peers = [r for r in range(self.ranks.size) if self.ranks.wires.get((rank, r)) == "mpi"]
         sent, received = self.traffic[rank, peers].sum(), self.traffic[peers, rank].sum()

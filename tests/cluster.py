@@ -24,7 +24,7 @@ import pytest
 from dask.delayed import delayed
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster, wait
-from mpi_ranks import MpiCluster
+from distributed.deploy.cluster import Cluster
 from numpy.typing import NDArray
 
 import dask_redist as dr
@@ -86,7 +86,7 @@ class Clusters:
 
     def __init__(self) -> None:
         self._key: tuple[int, str | None] | None = None
-        self._cluster: LocalCluster | MpiCluster | None = None
+        self._cluster: Cluster | None = None
         self._client: Client | None = None
         self._processes: set[int] = set()
 
@@ -97,8 +97,8 @@ class Clusters:
             with dask.config.set({"redist.wire": wire}), warnings.catch_warnings():
                 # The workers inherit the wire; that port 8787 is taken is of no interest.
                 warnings.filterwarnings("ignore", "Port 8787")
-                self._cluster = MpiCluster(ranks) if wire == MPI else _local_cluster(ranks)
-            self._client = Client(self._cluster.scheduler_address)
+                self._cluster = (_mpi_cluster if wire == MPI else _local_cluster)(ranks)
+            self._client = Client(self._cluster)
             dr.connect(self._client, n_ranks=ranks)
             self._key, self._processes = (ranks, wire), self._pids()
         return self._client
@@ -130,6 +130,10 @@ def _local_cluster(ranks: int) -> LocalCluster:
         dashboard_address=":0",
         silence_logs=logging.CRITICAL,
     )
+
+
+def _mpi_cluster(ranks: int) -> dr.LocalMPICluster:
+    return dr.LocalMPICluster(ranks, dashboard_address=None, silence_logs=logging.CRITICAL)
 
 
 def _pid() -> int:

@@ -1,0 +1,193 @@
+"""The MPI world: what launched this process, which MPI it runs on, and whether the two agree.
+
+The one module that imports mpi4py, and only when asked: importing ``mpi4py.MPI`` starts MPI. What
+the launcher says is read from the environment, without starting anything. Where an mpi4py belongs
+to another MPI than the launcher, each process believes that it is rank 0 of 1, and n of them do the
+same work over each other; :func:`start` refuses that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dask_redist.errors import RedistError
+
+#: what launchers put into the environment: who they are, variable of the size, and of the rank
+LAUNCHERS = (
+    ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("MPICH or one of its kin", "PMI_SIZE", "PMI_RANK"),
+    ("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+)
+#: how the variables begin that tie a process to its launcher; its own children must not have them
+PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "MPI_LOCAL")
+
+INSTALL = "pip install 'dask-redist[mpi]' for the site's MPI, 'dask-redist[mpich]' to bring one"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher says about this process."""
+
+    launcher: str
+    variable: str
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
+class World:
+    """A process in the MPI world, and the MPI that made it.
+
+    Attributes
+    ----------
+    rank, size
+        In ``COMM_WORLD``.
+    library
+        Name and version of the MPI.
+    standard
+        Version of the MPI standard.
+    thread_level
+        "single", "funneled", "serialized" or "multiple".
+    """
+
+    rank: int
+    size: int
+    library: str
+    standard: str
+    thread_level: str
+
+
+def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
+    """What launched this process as one of several, from its environment; None if nothing did.
+
+    Examples
+    --------
+    >>> launched({"PMI_SIZE": "4", "PMI_RANK": "2"}).rank
+    2
+    >>> launched({}) is None
+    True
+    """
+    environ = os.environ if environ is None else environ
+    for launcher, size, rank in LAUNCHERS:
+        if environ.get(size, "").isdecimal():
+            found = environ.get(rank, "0")
+            return Launch(
+                launcher, size, int(found) if found.isdecimal() else 0, int(environ[size])
+            )
+    return None
+
+
+def is_started() -> bool:
+    """Whether MPI runs in this process; starts nothing."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
+def start() -> Any:
+    """Return the module ``mpi4py.MPI``, with MPI started.
+
+    Raises
+    ------
+    RedistError
+        mpi4py or its MPI is not there, or it belongs to another MPI than the launcher.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # mpi4py is there, and finds no MPI library
+        raise RedistError(f"no MPI in this Python ({_one_line(error)}): {INSTALL}") from error
+    if not MPI.Is_initialized():  # the user has set mpi4py.rc.initialize = False
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    if reason := mismatch(launched(), look(MPI)):
+        raise RedistError(reason)
+    return MPI
+
+
+def look(mpi: Any) -> World:
+    """The process in the world of a started MPI."""
+    levels = {
+        mpi.THREAD_SINGLE: "single",
+        mpi.THREAD_FUNNELED: "funneled",
+        mpi.THREAD_SERIALIZED: "serialized",
+        mpi.THREAD_MULTIPLE: "multiple",
+    }
+    return World(
+        mpi.COMM_WORLD.rank,
+        mpi.COMM_WORLD.size,
+        library_name(mpi.Get_library_version()),
+        ".".join(map(str, mpi.Get_version())),
+        levels.get(mpi.Query_thread(), "unknown"),
+    )
+
+
+def library_name(text: str) -> str:
+    r"""Name and version in what an MPI says about itself.
+
+    Examples
+    --------
+    >>> library_name("MPICH Version:      5.0.2\nMPICH Release date: ...")
+    'MPICH 5.0.2'
+    >>> library_name("Open MPI v5.0.8, package: Open MPI root@host, ident: 5.0.8")
+    'Open MPI v5.0.8'
+    """
+    line = text.strip("\0 \n").splitlines()[0] if text.strip("\0 \n") else "an unknown MPI"
+    return " ".join(line.split(",")[0].replace("Version:", " ").split())
+
+
+def mismatch(launch: Launch | None, world: World) -> str | None:
+    """Why launcher and MPI cannot be of one kind, in a sentence; None if they may be.
+
+    Examples
+    --------
+    >>> alone = World(0, 1, "MPICH 5.0.2", "5.0", "multiple")
+    >>> print(mismatch(Launch("Open MPI", "OMPI_COMM_WORLD_SIZE", 2, 4), alone))
+    Open MPI launched this process as rank 2 of 4 (OMPI_COMM_WORLD_SIZE=4), but mpi4py runs on ...
+    """
+    if launch is None or launch.size == 1 or world.size > 1:
+        return None
+    return (
+        f"{launch.launcher} launched this process as rank {launch.rank} of {launch.size} "
+        f"({launch.variable}={launch.size}), but mpi4py runs on {world.library}, where it is "
+        "rank 0 of 1: start it with that MPI's own mpiexec"
+        + (f" ({here})" if (here := find_mpiexec()) else "")
+        + ", or install an mpi4py for the launcher's MPI"
+    )
+
+
+def find_mpiexec() -> str | None:
+    """The mpiexec of this Python's environment, else the one on PATH; None if there is none."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    if os.access(beside, os.X_OK):
+        return str(beside)
+    return shutil.which("mpiexec") or shutil.which("mpirun")
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what ties this process to its launcher, for another mpiexec."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES)}
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def main() -> None:
+    """Print this process's launch and world as JSON: what ``dask-redist info`` asks for."""
+    launch = launched()
+    try:
+        from mpi4py import MPI
+
+        found: dict[str, Any] = {"world": asdict(look(MPI))}
+    except (ImportError, RuntimeError) as error:
+        found = {"error": _one_line(error)}
+    sys.stdout.write(json.dumps({"launch": launch and asdict(launch), **found}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
