@@ -33,8 +33,11 @@ from dask_redist.layouts import (
     Uneven,
 )
 from dask_redist.mpicluster import LocalMPICluster
+from dask_redist.ownarrays import from_ranks
 from dask_redist.planning import Plan, plan, runs
 from dask_redist.preload import dask_setup as dask_setup
+from dask_redist.rankcode import map_ranks
+from dask_redist.rankcomm import RankComm
 from dask_redist.relayout import redistribute, resplit
 from dask_redist.reports import RunReport
 
@@ -52,6 +55,7 @@ __all__ = [
     "LocalMPICluster",
     "Pencil",
     "Plan",
+    "RankComm",
     "RankLostError",
     "Ranks",
     "RedistError",
@@ -63,8 +67,10 @@ __all__ = [
     "connect",
     "dist",
     "enable",
+    "from_ranks",
     "layout_of",
     "lshape_map",
+    "map_ranks",
     "owners",
     "plan",
     "redistribute",

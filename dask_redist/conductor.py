@@ -68,6 +68,17 @@ class Conductor:
         self.ticket = 0
         self._last = 0
 
+    # ------------------------------------------------------------------------------ programs
+    def begin(self) -> int:
+        """A number for what runs on all ranks and is no run."""
+        self._last += 1
+        return self._last
+
+    def turn(self, number: int) -> list[Action]:
+        """All ranks hold what ``number`` needs: it is its turn."""
+        self.ticket += 1
+        return [Ticket(self.ticket, number)]
+
     # ------------------------------------------------------------------------------ creation
     def create(self, id: Hashable, owners: Mapping[int, int], votes: bool = True) -> list[Action]:
         """A first contribution asks for a run; ``owners`` says which seat gets which output.
@@ -76,8 +87,7 @@ class Conductor:
         """
         if id in self.runs:
             raise ValueError(f"run {id!r} exists already")
-        self._last += 1
-        run = Run(id, self._last, dict(owners), votes=votes)
+        run = Run(id, self.begin(), dict(owners), votes=votes)
         self.runs[id] = self.by_number[run.number] = run
         outputs: dict[int, list[int]] = {}
         for out, seat in run.owners.items():

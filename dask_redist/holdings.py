@@ -80,7 +80,7 @@ class Holdings:
         loop = asyncio.get_running_loop()
         needed = sum(sizes)
         try:
-            await self._make_room(needed)
+            await self.make_room(needed)
         except AdmissionError as error:
             return {"error": str(error), "crowded": needed <= self._limit - self._least}
         self._promised += needed
@@ -96,7 +96,7 @@ class Holdings:
             self._outputs[number] = Outputs(part, blocks_of, takers)
         return {"offsets": [block.offset for block in blocks]}
 
-    async def _make_room(self, needed: int) -> None:
+    async def make_room(self, needed: int) -> None:
         """Have Dask spill until ``needed`` bytes fit under the worker's limit.
 
         Raises
@@ -129,6 +129,10 @@ class Holdings:
         pause = self._worker.memory_manager.memory_pause_fraction or 1.0
         terminate = dask.config.get("distributed.worker.memory.terminate") or 1.0
         return int((min(pause, terminate) - SLACK) * self._memory_limit)
+
+    def open(self, number: int, outputs: Outputs) -> None:
+        """Have arrays written that are nobody's output, until run ``number`` is freed."""
+        self._outputs[number] = outputs
 
     def take(self, number: int, index: Index) -> NDArray[Any] | None:
         """The output chunk ``index``, once; None where it is not here (any more)."""

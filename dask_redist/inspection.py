@@ -20,7 +20,7 @@ from dask_redist import config
 from dask_redist.connect import ask_now, find_client, ranks_of
 from dask_redist.errors import LayoutError, RunTimeoutError
 from dask_redist.layer import RedistributeLayer
-from dask_redist.layouts import Layout, Replicated, match_layout
+from dask_redist.layouts import Boxes, Layout, Replicated, match_layout
 
 
 def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
@@ -58,6 +58,23 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
     ...     dr.layout_of(y + 1), dr.layout_of(z), dr.layout_of(da.ones(4))
     (Slab.Y, Slab.Y, None)
     """
+    return _layout(x, client, guess=True)
+
+
+def named_layout(x: da.Array, *, client: Client) -> Layout | None:
+    """As :func:`layout_of`, but boxes of a persisted array must have been asked for.
+
+    Chunks that nobody laid out are on some ranks all the same, and any placement is one of boxes.
+    """
+    return _layout(x, client, guess=False)
+
+
+def is_persisted(x: da.Array) -> bool:
+    """Whether the array is made of futures only."""
+    return isinstance(made := _made_by(x), str) and made == x.name
+
+
+def _layout(x: da.Array, client: Client | None, guess: bool) -> Layout | None:
     made = _made_by(x)
     if made is None:
         return None
@@ -69,7 +86,9 @@ def layout_of(x: da.Array, *, client: Client | None = None) -> Layout | None:
     if copies and owners.size == 1:
         return Replicated() if len(copies) == ranks else Replicated(copies)
     named = match_layout(x.chunks, owners, ranks)
-    return named or next((at for at in asked_for if _is(at, x, owners, ranks)), None)
+    if named is not None and (guess or not isinstance(named, Boxes)):
+        return named
+    return next((at for at in asked_for if _is(at, x, owners, ranks)), None)
 
 
 def lshape_map(x: da.Array, *, client: Client | None = None) -> NDArray[np.int64]:

@@ -30,7 +30,10 @@ from dask_redist.holdings import Holdings
 from dask_redist.lane import Lane
 from dask_redist.mpigroup import world_rank
 from dask_redist.openruns import AnyRun, OpenRuns
+from dask_redist.partials import Cut
 from dask_redist.process import Process
+from dask_redist.program import Means
+from dask_redist.rankprograms import RankPrograms
 from dask_redist.reach import Reach
 from dask_redist.reduction import Reduction
 from dask_redist.run import RankRun, RunClosed, RunTable
@@ -75,9 +78,15 @@ class Rank(WorkerPlugin):
         self._closed = False
         self.lane = Lane(f"dask-redist-lane-{worker.name}")  # tickets may outrun the hello's answer
         self.closed_runs = ClosedRuns(worker, self.reach, self.lane, self.threads, self._call)
+        means = Means(
+            *(worker, self.arena, self.holdings, self.reach, self.timeout, self._call),
+            mpi=lambda: self.mpi_comm,
+        )
+        self.programs = RankPrograms(means, self.threads)
         worker.handlers.update({op: self._guard(h) for op, h in self._handlers().items()})
         worker.stream_handlers["redist-left"] = self.reach.left
-        worker.stream_handlers["redist-ticket"] = self.closed_runs.ticket
+        worker.stream_handlers["redist-ticket"] = self._ticket
+        worker.stream_handlers["redist-abort"] = self.programs.abort
         worker.stream_handlers["redist-free"] = self._free
         if hasattr(worker.data, "fast_to_slow_callbacks"):
             worker.data.fast_to_slow_callbacks.append(_cool)
@@ -92,8 +101,8 @@ class Rank(WorkerPlugin):
             mpi_rank=world_rank(),
         )
         self.seat: int = reply["seat"]
-        self.reach.seat = self.runs.seat = self.closed_runs.seat = self.seat
-        self.reach.mail.seat = self.seat
+        for part in (self.reach, self.runs, self.closed_runs, self.programs, self.reach.mail):
+            part.seat = self.seat
         self.lane.begin(reply["ticket"])
         _here[worker.scheduler.address, self.seat] = self
 
@@ -103,12 +112,13 @@ class Rank(WorkerPlugin):
         if hasattr(worker.data, "fast_to_slow_callbacks"):
             worker.data.fast_to_slow_callbacks.remove(_cool)
         self.runs.refuse()
+        self.programs.close()
         self.holdings.close()
         self.reach.close()
         self.lane.close(timeout=0)
         self.arena.close()
         self.threads.shutdown(wait=False)
-        if self.runs.quiet:
+        if self.runs.quiet and self.programs.quiet:
             _here.pop((worker.scheduler.address, self.seat), None)
 
     @property
@@ -130,7 +140,11 @@ class Rank(WorkerPlugin):
             "redist_proof": mail.groups.proof,
             "redist_meet": mail.groups.meet,
             "redist_keep": self._keep,
-            "redist_read": self.closed_runs.read,
+            "redist_read": self._read,
+            "redist_begin": self.programs.begin,
+            "redist_mail": self.programs.mail,
+            "redist_keep_value": self.programs.keep,
+            "redist_value": self.programs.value,
             "redist_close": self._close,
             "redist_vote": self.closed_runs.vote,
             "redist_dead": self._dead,
@@ -311,6 +325,28 @@ class Rank(WorkerPlugin):
             **await self.closed_runs.add(run),
         }
 
+    def _ticket(self, ticket: int, number: int, table: bytes | None = None) -> None:
+        """It is the turn of a program, or of a run's exchange."""
+        job = self.programs.job(number)
+        if job is not None:
+            self.lane.submit(ticket, job)
+        else:
+            self.closed_runs.ticket(ticket, number, table)
+
+    async def _read(
+        self, number: int, leaves: bytes, cut: Any, letter: Any = None
+    ) -> dict[str, Any]:
+        """Arrays that a program or a reduction has laid out here, for a peer.
+
+        Raises
+        ------
+        OSError
+            The run is over here.
+        """
+        if number not in self.programs and not self.closed_runs.is_read(number):
+            raise OSError(f"run {number} is over on {self.worker.address}")
+        return await self.reach.serve(pickle.loads(leaves), cut and Cut(*cut), letter)
+
     async def _keep(self, number: int, key: Any) -> bool:
         """Put our copy of a replicated chunk into the worker's data."""
         array = self.holdings.take(number, key[1:])
@@ -321,6 +357,7 @@ class Rank(WorkerPlugin):
     async def _free(self, number: int, condemn: bool) -> None:
         """The run is over; told in order, and even to a rank that did not answer a while."""
         self.closed_runs.forget(number)
+        self.programs.forget(number)
         await self.runs.end(number)
         await self.holdings.free(number, condemn)
 
@@ -331,7 +368,7 @@ class Rank(WorkerPlugin):
         while time.monotonic() < deadline:
             if suspect == Process.current():
                 rank = _here.get((self.worker.scheduler.address, lost))
-                gone = rank is None or rank.runs.quiet
+                gone = rank is None or (rank.runs.quiet and rank.programs.quiet)
             else:
                 # Only a named segment can be mapped from where our process ids mean nothing.
                 dead = suspect.is_dead()

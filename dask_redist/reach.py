@@ -119,10 +119,19 @@ class Reach:
                 self.received += sum(array.nbytes for array in arrays)
         return arrays
 
-    def read_here(self, leaves: Sequence[Leaf], cut: Cut | None) -> list[NDArray[Any]]:
-        """Arrays in this rank's arena, or a cut of each; for peers."""
+    async def serve(
+        self, leaves: Sequence[Leaf], cut: Cut | None, letter: Any = None
+    ) -> dict[str, Any]:
+        """Arrays in this rank's arena, or a cut of each; for a peer, who asks by `letter` for MPI.
+
+        Views, at once: threads of ours may all wait for peers, whose threads wait for us.
+        """
         peer = LocalPeer(self._arena)
-        return [_read(peer, leaf, cut) for leaf in leaves]
+        arrays = [_read(peer, leaf, cut) for leaf in leaves]
+        if letter is not None:
+            await self.mail.serve(letter, arrays)
+            return {}
+        return {"arrays": [to_serialize(array) for array in arrays]}
 
     def wires(self, seats: Iterable[Any]) -> dict[int, str]:
         """The kind of wire to each of the ``seats``."""

@@ -30,6 +30,7 @@ from dask_redist.errors import AdmissionError, CrowdedError, dump
 from dask_redist.fences import NEEDED, is_chunk, is_part_of, recompute, runs_on
 from dask_redist.orders import Orders
 from dask_redist.pins import Pins
+from dask_redist.programs import Programs
 from dask_redist.ranks import Seat
 from dask_redist.reducing import ReduceTask
 from dask_redist.replicas import Replicas
@@ -64,6 +65,7 @@ class SchedulerShell(SchedulerPlugin):
         #: redistributions that have failed, until a contribution hears of it
         self._failed: dict[Any, Exception] = {}
         self.watch = PauseWatch(self.roster, lambda: bool(self.conductor.by_number), self._fail)
+        self.programs = Programs(scheduler, self.roster, self.conductor, self._act)
         desk = Desk(self.roster, self.conductor, self.book, self.replicas)
         scheduler.handlers.update(
             {
@@ -77,6 +79,9 @@ class SchedulerShell(SchedulerPlugin):
                 "redist_unread": self._unread,
                 "redist_stands": self._stands,
                 "redist_copy": self._copy,
+                "redist_program": self.programs.run,
+                "redist_ran": self.programs.ran,
+                "redist_give_up": self.programs.give_up,
                 "redist_barrier": desk.barrier,
                 "redist_runs": desk.runs,
                 "redist_memory": desk.memory,
@@ -252,13 +257,17 @@ class SchedulerShell(SchedulerPlugin):
         self._leave(worker)
         scheduler.transitions(stranded, stimulus_id=f"redist-stranded-{time.time()}")
 
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """A client has left."""
+        self.programs.client_left(client)
+
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
-        """A rank that takes part in a run stays."""
+        """A rank that takes part in a run, or in a program, stays."""
         busy = {
             seat
             for run in self.conductor.by_number.values()
             for seat in run.holders | run.writers | run.allocating | run.rest
-        }
+        } | self.programs.busy
         addresses = {s.address for s in self.roster.ranks.table() if s.seat in busy}
         return [ws for ws in workers if ws.address not in addresses]
 
@@ -267,6 +276,7 @@ class SchedulerShell(SchedulerPlugin):
         seat = self.roster.leave(address)
         if seat is not None:
             self._act(self.conductor.lost(seat.seat))
+            self.programs.left(seat.seat)
 
     def _address(self, id: Any, take: Any) -> str | None:
         """Where the block of a take is; None if it is in no run."""

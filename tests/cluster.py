@@ -24,7 +24,6 @@ import pytest
 from dask.delayed import delayed
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster, wait
-from distributed.deploy.cluster import Cluster
 from numpy.typing import NDArray
 
 import dask_redist as dr
@@ -82,11 +81,12 @@ def patient_with_the_dead() -> Any:
 
 
 class Clusters:
-    """Local clusters, started when a test asks, never two at a time."""
+    """Local clusters, started when a test asks, never two at a time; of MPI ranks if asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, mpi: bool = False) -> None:
+        self._mpi = mpi
         self._key: tuple[int, str | None] | None = None
-        self._cluster: Cluster | None = None
+        self._cluster: LocalCluster | dr.LocalMPICluster | None = None
         self._client: Client | None = None
         self._processes: set[int] = set()
 
@@ -97,11 +97,19 @@ class Clusters:
             with dask.config.set({"redist.wire": wire}), warnings.catch_warnings():
                 # The workers inherit the wire; that port 8787 is taken is of no interest.
                 warnings.filterwarnings("ignore", "Port 8787")
-                self._cluster = (_mpi_cluster if wire == MPI else _local_cluster)(ranks)
+                self._cluster = self._start(ranks, wire)
             self._client = Client(self._cluster)
             dr.connect(self._client, n_ranks=ranks)
             self._key, self._processes = (ranks, wire), self._pids()
         return self._client
+
+    def _start(self, ranks: int, wire: str | None) -> LocalCluster | dr.LocalMPICluster:
+        quiet: dict[str, Any] = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
+        if self._mpi or wire == MPI:
+            return dr.LocalMPICluster(ranks, **quiet)
+        return LocalCluster(
+            n_workers=ranks, threads_per_worker=1, processes=True, host="127.0.0.1", **quiet
+        )
 
     def close(self) -> None:
         """Leave no process behind."""
@@ -119,21 +127,6 @@ class Clusters:
     def _pids(self) -> set[int]:
         assert self._client is not None
         return set(self._client.run(_pid).values())
-
-
-def _local_cluster(ranks: int) -> LocalCluster:
-    return LocalCluster(
-        n_workers=ranks,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address=":0",
-        silence_logs=logging.CRITICAL,
-    )
-
-
-def _mpi_cluster(ranks: int) -> dr.LocalMPICluster:
-    return dr.LocalMPICluster(ranks, dashboard_address=None, silence_logs=logging.CRITICAL)
 
 
 def _pid() -> int:

@@ -5,6 +5,8 @@ Every test that asks for ``client`` (or ``relayout``) runs once for each number 
 ``ranks(2, 3)`` names the counts of a test that makes sense on these only. Tests are ordered by
 number of ranks, so that each cluster is started once. Tests marked ``wires`` run over Dask's comms
 and on MPI ranks over MPI too, on 3 ranks; with ``--everything`` over each wire that can be forced.
+
+With ``--mpi`` the ranks of these clusters are the ranks of an MPI job.
 """
 
 import gc
@@ -31,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--everything", action="store_true", help="all tests on 1, 2, 3, 4, 5 and 7 ranks"
     )
+    parser.addoption("--mpi", action="store_true", help="the ranks are MPI ranks")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -98,9 +101,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def clusters() -> Iterator[Clusters]:
+def clusters(request: pytest.FixtureRequest) -> Iterator[Clusters]:
     """The one cluster that is alive."""
-    held = Clusters()
+    held = Clusters(mpi=request.config.getoption("mpi"))
     yield held
     held.close()
 

@@ -19,15 +19,16 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "dask_redist"
 
 FLOORS = {
-    0: "errors boxes partition grids irregular layouts pieces parts overlap placement",
+    0: "errors boxes partition grids irregular layouts pieces parts overlap placement joining",
     1: "partials stream syscalls process admission freelist segment block pages arena peers wires "
     "post staging world",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
-    "deposits reducing reduction desk fences closedruns mail mpigroup",
+    "deposits reducing reduction desk fences closedruns reduceop mail mpigroup "
+    "local mailbox program programs rankcomm rankprograms",
     3: "relayout layer collections_ connect planning inspection hook preload "
-    "families lower steps reducehook worth dist collectives reduceop",
-    4: "cli demo field race report fft cluster bench mpicluster mpirank",
+    "families lower steps reducehook worth dist collectives rankcode ownarrays",
+    4: "cli demo field race report fft cluster bench mpicluster mpirank job",
     5: "__init__",  # the public namespace: may import all
 }
 FLOOR = {module: floor for floor, modules in FLOORS.items() for module in modules.split()}
