@@ -48,7 +48,7 @@ from dask_redist.stream import is_compiled
 IO = "pip install 'dask-redist[io]'"
 FILES = "reads and writes Zarr and NetCDF files"
 GPU = "no GPU wire yet: ranks are on CPUs, with it or not"
-MPI = "no MPI wire yet: hosts talk over Dask's connections, with it or not"
+MPI = "ranks that one mpiexec starts on several hosts talk over MPI"
 #: optional packages: name, module, what it is for, how to get it where that helps
 OPTIONAL = (
     ("zarr", "zarr", FILES, IO),
@@ -87,6 +87,11 @@ def in_plain_words(ranks: Ranks) -> list[str]:
         words.append(
             f"{near} of {pairs.total()} pairs share memory: each piece is written once, straight "
             "to its final place in its owner's memory."
+        )
+    if far := pairs["mpi"]:
+        words.append(
+            f"{far} of {pairs.total()} pairs talk over MPI: pieces are packed into messages, and "
+            "leave while others are still computed."
         )
     if far := pairs["dask comm"]:
         words.append(

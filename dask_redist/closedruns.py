@@ -7,20 +7,17 @@ ranks read what it has laid out, and then what it has merged.
 from __future__ import annotations
 
 import asyncio
-import pickle
-from collections.abc import Callable, Container, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
 from distributed import Worker
-from distributed.protocol.serialize import to_serialize
 
 from dask_redist.deposits import ReduceRun, Unread, dumped, loaded
 from dask_redist.errors import dump, has_left
 from dask_redist.lane import Lane
 from dask_redist.openruns import AnyRun
-from dask_redist.partials import Cut
 from dask_redist.reach import Reach
 from dask_redist.run import RunClosed
 
@@ -53,8 +50,6 @@ class ClosedRuns:
         self.seat = -1  # until the scheduler has given us one
         self._worker, self._reach, self._lane = worker, reach, lane
         self._threads, self._call = threads, call
-        #: the numbers of programs, which lay arrays out, too
-        self.programs: Container[int] = ()
         #: runs that have something for an exchange, until their ticket comes
         self._rests: dict[int, AnyRun] = {}
         #: runs of reductions
@@ -81,19 +76,9 @@ class ClosedRuns:
         self._rests.pop(number, None)
         self._reductions.pop(number, None)
 
-    async def read(self, number: int, leaves: bytes, cut: Any) -> dict[str, Any]:
-        """Arrays of a reduction, or of a program, that a peer cannot see, or a cut of each.
-
-        Raises
-        ------
-        OSError
-            The run is over here.
-        """
-        if number not in self._reductions and number not in self.programs:
-            raise OSError(f"run {number} is over on {self._worker.address}")
-        # Views, at once: threads of ours may all wait for peers, whose threads wait for us.
-        arrays = self._reach.read_here(pickle.loads(leaves), cut and Cut(*cut))
-        return {"arrays": [to_serialize(array) for array in arrays]}
+    def is_read(self, number: int) -> bool:
+        """Whether others may read what a reduction has laid out here."""
+        return number in self._reductions
 
     async def vote(self, number: int) -> bool:
         """Whether the exchange of run ``number`` can go: its owners are all there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from math import prod
 from typing import Any
@@ -37,9 +37,18 @@ class Holdings:
         Bytes that the worker may use.
     threads
         Does what would block the event loop.
+    collect
+        Fetches a message that was announced by a letter.
     """
 
-    def __init__(self, worker: Worker, arena: Arena, memory_limit: int, threads: Executor) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        arena: Arena,
+        memory_limit: int,
+        threads: Executor,
+        collect: Callable[[Sequence[Any]], Awaitable[Any]],
+    ) -> None:
         #: bytes that came in messages, ever
         self.received = 0
         self._worker = worker
@@ -48,6 +57,7 @@ class Holdings:
         self._arena = arena
         self._memory_limit = memory_limit
         self._threads = threads
+        self._collect = collect
         self._outputs: dict[int, Outputs] = {}
         #: bytes that fit and are being allocated
         self._promised = 0
@@ -129,8 +139,14 @@ class Holdings:
         outputs = self._outputs.get(number)
         return None if outputs is None else outputs.take(outputs.spec.out_number(index))
 
-    async def receive(self, number: int, headers: Any, buffers: Any) -> dict[str, Any]:
-        """Write pieces that a peer sent as a message.
+    async def receive(
+        self,
+        number: int,
+        headers: Any,
+        buffer: Any = None,
+        letter: Any = None,
+    ) -> dict[str, Any]:
+        """Write pieces that a peer sent as a message, or has to be asked for by a letter.
 
         Raises
         ------
@@ -140,12 +156,14 @@ class Holdings:
         outputs = self._outputs.get(number)
         if outputs is None:
             raise OSError(f"run {number} is over on {self._worker.address}")
+        if letter is not None:
+            buffer = await self._collect(letter)
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._threads, outputs.receive, headers, buffers)
+            await loop.run_in_executor(self._threads, outputs.receive, headers, buffer)
         except RunClosed as error:
             raise OSError(str(error)) from error
-        self.received += sum(memoryview(buffer).nbytes for buffer in buffers)
+        self.received += memoryview(buffer).nbytes
         return {}
 
     def receiving(self, number: int) -> bool:

@@ -16,6 +16,7 @@ from dask.utils import format_bytes
 from distributed import Client
 from numpy.typing import NDArray
 
+from dask_redist import config
 from dask_redist.assign import assign
 from dask_redist.boxes import Chunks
 from dask_redist.connect import Ranks, ask_now, find_client, ranks_of
@@ -119,7 +120,8 @@ class Plan:
         """The most that a rank holds of input and output together.
 
         With the input in memory both are held until the input is let go; an input that is made on
-        the fly is let go chunk by chunk, so only its largest chunk counts.
+        the fly is let go chunk by chunk, so only its largest chunk counts. Where pieces go over
+        MPI, what may be packed and received at once comes on top.
 
         Raises
         ------
@@ -128,11 +130,18 @@ class Plan:
         """
         if not 0 <= rank < self.ranks.size:
             raise LayoutError(f"rank {rank}: there are ranks 0 to {self.ranks.size - 1}")
-        outputs = int(self.traffic[:, rank].sum())
+        outputs = int(self.traffic[:, rank].sum()) + self.staging_bytes(rank)
         if not self.assumed:
             return outputs + self._held(rank)
         largest = prod(max(sizes) for sizes in self.chunks_in)
         return outputs + largest * self.dtype.itemsize
+
+    def staging_bytes(self, rank: int) -> int:
+        """The most that a rank holds of messages over MPI, packed and received; in the peak."""
+        share = config.nbytes("mpi.staging-bytes") // 2
+        peers = [r for r in range(self.ranks.size) if self.ranks.wires.get((rank, r)) == "mpi"]
+        sent, received = self.traffic[rank, peers].sum(), self.traffic[peers, rank].sum()
+        return min(share, int(sent)) + min(share, int(received))
 
     def _held(self, rank: int) -> int:
         """Bytes of the input on a rank."""

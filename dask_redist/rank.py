@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,9 @@ from dask_redist.deposits import ReduceRun, Unread, assemble_result, loaded
 from dask_redist.errors import RunTimeoutError, has_left
 from dask_redist.holdings import Holdings
 from dask_redist.lane import Lane
+from dask_redist.mpigroup import world_rank
 from dask_redist.openruns import AnyRun, OpenRuns
+from dask_redist.partials import Cut
 from dask_redist.process import Process
 from dask_redist.program import Means
 from dask_redist.rankprograms import RankPrograms
@@ -55,8 +56,6 @@ class Rank(WorkerPlugin):
 
     name = PLUGIN
     idempotent = True
-    #: the MPI communicator of all ranks, in their order, where they have one
-    mpi_comm: Any = None
 
     # ---------------------------------------------------------------------- start and stop
     async def setup(self, worker: Worker) -> None:
@@ -71,9 +70,10 @@ class Rank(WorkerPlugin):
             pressure=self._pressed,
         )
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="dask-redist")
-        self.holdings = Holdings(worker, self.arena, self.memory_limit, self.threads)
         pages = int(config.get("arena.peer-pages") * self.memory_limit)
         self.reach = Reach(worker, self.arena, pages, self._call)
+        collect = self.reach.mail.collect
+        self.holdings = Holdings(worker, self.arena, self.memory_limit, self.threads, collect)
         self.runs = OpenRuns(worker, self._begin, self._call)
         self._closed = False
         self.lane = Lane(f"dask-redist-lane-{worker.name}")  # tickets may outrun the hello's answer
@@ -82,7 +82,7 @@ class Rank(WorkerPlugin):
             *(worker, self.arena, self.holdings, self.reach, self.timeout, self._call),
             mpi=lambda: self.mpi_comm,
         )
-        self.programs = self.closed_runs.programs = RankPrograms(means, self.threads)
+        self.programs = RankPrograms(means, self.threads)
         worker.handlers.update({op: self._guard(h) for op, h in self._handlers().items()})
         worker.stream_handlers["redist-left"] = self.reach.left
         worker.stream_handlers["redist-ticket"] = self._ticket
@@ -98,10 +98,10 @@ class Rank(WorkerPlugin):
             card=tuple(self.arena.card),
             memory_limit=self.memory_limit,
             nthreads=worker.state.nthreads,
-            mpi_rank=_world_rank(),
+            mpi_rank=world_rank(),
         )
         self.seat: int = reply["seat"]
-        for part in (self.reach, self.runs, self.closed_runs, self.programs):
+        for part in (self.reach, self.runs, self.closed_runs, self.programs, self.reach.mail):
             part.seat = self.seat
         self.lane.begin(reply["ticket"])
         _here[worker.scheduler.address, self.seat] = self
@@ -121,12 +121,26 @@ class Rank(WorkerPlugin):
         if self.runs.quiet and self.programs.quiet:
             _here.pop((worker.scheduler.address, self.seat), None)
 
+    @property
+    def mpi_comm(self) -> Any:
+        """The mpi4py communicator of the present ranks, in their order; None where there is none.
+
+        Messages have one of their own.
+        """
+        group = self.reach.mail.groups.newest
+        return None if group is None else group.users
+
     def _handlers(self) -> dict[str, Callable[..., Any]]:
+        mail = self.reach.mail
         return {
             "redist_allocate": self.holdings.allocate,
             "redist_write": self.holdings.receive,
+            "redist_give": mail.give,
+            "redist_prove": mail.groups.prove,
+            "redist_proof": mail.groups.proof,
+            "redist_meet": mail.groups.meet,
             "redist_keep": self._keep,
-            "redist_read": self.closed_runs.read,
+            "redist_read": self._read,
             "redist_begin": self.programs.begin,
             "redist_mail": self.programs.mail,
             "redist_keep_value": self.programs.keep,
@@ -319,6 +333,20 @@ class Rank(WorkerPlugin):
         else:
             self.closed_runs.ticket(ticket, number, table)
 
+    async def _read(
+        self, number: int, leaves: bytes, cut: Any, letter: Any = None
+    ) -> dict[str, Any]:
+        """Arrays that a program or a reduction has laid out here, for a peer.
+
+        Raises
+        ------
+        OSError
+            The run is over here.
+        """
+        if number not in self.programs and not self.closed_runs.is_read(number):
+            raise OSError(f"run {number} is over on {self.worker.address}")
+        return await self.reach.serve(pickle.loads(leaves), cut and Cut(*cut), letter)
+
     async def _keep(self, number: int, key: Any) -> bool:
         """Put our copy of a replicated chunk into the worker's data."""
         array = self.holdings.take(number, key[1:])
@@ -369,14 +397,6 @@ class Rank(WorkerPlugin):
             "condemned": self.arena.condemned,
             "runs": len(self.runs) + len(self.holdings) + len(self.closed_runs),
         }
-
-
-def _world_rank() -> int | None:
-    """The rank of this process in the MPI world, if mpi4py has been started in it."""
-    mpi: Any = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.size == 1:
-        return None
-    return int(mpi.COMM_WORLD.rank)
 
 
 def _cool(key: Any, value: Any) -> None:

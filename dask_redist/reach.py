@@ -1,4 +1,7 @@
-"""How a rank reaches others: through their memory where that is proven, else by messages."""
+"""How a rank reaches others: through their memory where that is proven, else by messages.
+
+Messages go over MPI between ranks of one MPI world, and over the workers' own connections else.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from numpy.typing import NDArray
 from dask_redist import config
 from dask_redist.arena import Arena
 from dask_redist.errors import RedistError
+from dask_redist.mail import Mail
+from dask_redist.mpigroup import HOW
 from dask_redist.partials import Cut, Leaf
 from dask_redist.peers import LocalPeer, NotAttached, PageBudget, Peer, attach
 from dask_redist.ranks import Seat
@@ -27,7 +32,7 @@ from dask_redist.run import RunTable
 from dask_redist.wires import MemoryWire, MessageWire, Wire
 
 #: what redist.wire may be: forced, or (None) the best for each pair
-WIRES = (None, "shared memory", "dask comm")
+WIRES = (None, "shared memory", "mpi", "dask comm")
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +60,7 @@ class Reach:
         call: Callable[[Coroutine[Any, Any, Any]], Any],
     ) -> None:
         self.seat = -1  # until the scheduler has given us one
+        self.mail = Mail(worker, arena, self._unless_left, call)
         self._worker = worker
         self._arena = arena
         self._pages = PageBudget(budget)
@@ -67,7 +73,6 @@ class Reach:
             raise RedistError(
                 f"redist.wire is {self._forced!r}; it must be one of {', '.join(map(repr, WIRES))}"
             )
-        self._message_bytes = config.nbytes("message-bytes")
         self._lock = threading.Lock()
         #: bytes that were read from others, ever
         self.received = 0
@@ -84,8 +89,11 @@ class Reach:
         peer = self._peer(owner)
         if peer is not None:
             return MemoryWire(peer)
+        if self._by_mail(owner):
+            here = self._worker.address.rpartition(":")[0]
+            return self.mail.wire_to(table.number, owner, far=owner.host != here)
         send = partial(self._send, table.number, owner)
-        return MessageWire(send, self._message_bytes, name="dask comm")
+        return MessageWire(send, config.nbytes("message-bytes"), name="dask comm")
 
     def read(
         self, owner: Seat, number: int, leaves: Sequence[Leaf], cut: Cut | None
@@ -102,6 +110,8 @@ class Reach:
         peer = self._peer(owner)
         if peer is not None:
             arrays = [_read(peer, leaf, cut) for leaf in leaves]
+        elif self._by_mail(owner):
+            arrays = self.mail.read(owner, number, leaves, cut)
         else:
             arrays = self._call(self._fetch(owner, number, leaves, cut))
         if owner.seat != self.seat:
@@ -109,15 +119,29 @@ class Reach:
                 self.received += sum(array.nbytes for array in arrays)
         return arrays
 
-    def read_here(self, leaves: Sequence[Leaf], cut: Cut | None) -> list[NDArray[Any]]:
-        """Arrays in this rank's arena, or a cut of each; for peers."""
+    async def serve(
+        self, leaves: Sequence[Leaf], cut: Cut | None, letter: Any = None
+    ) -> dict[str, Any]:
+        """Arrays in this rank's arena, or a cut of each; for a peer, who asks by `letter` for MPI.
+
+        Views, at once: threads of ours may all wait for peers, whose threads wait for us.
+        """
         peer = LocalPeer(self._arena)
-        return [_read(peer, leaf, cut) for leaf in leaves]
+        arrays = [_read(peer, leaf, cut) for leaf in leaves]
+        if letter is not None:
+            await self.mail.serve(letter, arrays)
+            return {}
+        return {"arrays": [to_serialize(array) for array in arrays]}
 
     def wires(self, seats: Iterable[Any]) -> dict[int, str]:
         """The kind of wire to each of the ``seats``."""
-        peers = ((seat.seat, self._peer(seat)) for seat in map(Seat.of, seats))
-        return {seat: "dask comm" if peer is None else peer.wire for seat, peer in peers}
+        return {seat.seat: self._kind(seat) for seat in map(Seat.of, seats)}
+
+    def _kind(self, owner: Seat) -> str:
+        peer = self._peer(owner)
+        if peer is not None:
+            return peer.wire
+        return "mpi" if self._by_mail(owner) else "dask comm"
 
     def credit(self, seat: int, nbytes: int) -> None:
         """Tell a rank how much has been written into its memory."""
@@ -143,9 +167,10 @@ class Reach:
             message.cancel()
 
     def close(self) -> None:
-        """Unmap all peers."""
-        for seat in list(self._peers):
+        """Unmap all peers, and end what is under way."""
+        for seat in self._peers.keys() | self._sending.keys():
             self.left(seat)
+        self.mail.close()
 
     def _peer(self, owner: Seat) -> Peer | None:
         """A view of the owner's arena; None where only messages reach it."""
@@ -171,6 +196,28 @@ class Reach:
             logger.info("rank on %s is reached by messages: %s", owner.address, error)
             return None
 
+    def _by_mail(self, owner: Seat) -> bool:
+        """Whether messages to a rank go over MPI.
+
+        Raises
+        ------
+        RedistError
+            They have to, and cannot.
+        """
+        if self._forced not in (None, "mpi"):
+            return False
+        if self.mail.reaches(owner.seat):
+            return True
+        if self._forced:
+            here = self._worker.address
+            reason = self.mail.groups.why_not()
+            reason = f"of the rank on {here}: {reason}" if reason else "of that rank; see its log"
+            raise RedistError(
+                f"redist.wire is {self._forced!r}, but the rank on {here} does not reach the one "
+                f"on {owner.address} over MPI, because {reason}; {HOW}"
+            )
+        return False
+
     def _refuse_gone(self, owner: Seat) -> None:
         if owner.seat in self._gone:
             raise OSError(f"rank on {owner.address} has left")
@@ -181,31 +228,33 @@ class Reach:
         message = self._worker.rpc(owner.address).redist_read(
             number=number, leaves=pickle.dumps(leaves), cut=cut
         )
-        reply = await self._unless_left(owner, message)
+        reply = await self._unless_left(owner.seat, owner.address, message)
         return [np.asarray(array) for array in reply["arrays"]]
 
-    def _send(self, number: int, owner: Seat, headers: Any, buffers: Any) -> None:
-        self._call(self._post(number, owner, headers, buffers))
+    def _send(self, number: int, owner: Seat, headers: Any, buffer: Any) -> None:
+        self._call(self._post(number, owner, headers, buffer))
 
-    async def _post(self, number: int, owner: Seat, headers: Any, buffers: Any) -> None:
+    async def _post(self, number: int, owner: Seat, headers: Any, buffer: Any) -> None:
         """Send one message of pieces."""
         message = self._worker.rpc(owner.address).redist_write(
-            number=number, headers=headers, buffers=[to_serialize(b) for b in buffers]
+            number=number, headers=headers, buffer=to_serialize(buffer)
         )
-        await self._unless_left(owner, message)
+        await self._unless_left(owner.seat, owner.address, message)
 
-    async def _unless_left(self, owner: Seat, answer: Coroutine[Any, Any, Any]) -> Any:
-        """An answer; given up as soon as the owner is known to have left."""
-        if owner.seat in self._gone:
+    async def _unless_left(self, seat: int, address: str, answer: Coroutine[Any, Any, Any]) -> Any:
+        """An answer; given up as soon as the rank that gives it is known to have left."""
+        if seat in self._gone:
             answer.close()
-        self._refuse_gone(owner)
+            raise OSError(f"rank on {address} has left")
         message = asyncio.ensure_future(answer)
-        sending = self._sending.setdefault(owner.seat, set())
+        sending = self._sending.setdefault(seat, set())
         sending.add(message)
         try:
             return await message
         except asyncio.CancelledError:
-            raise OSError(f"rank on {owner.address} has left") from None
+            if seat in self._gone:
+                raise OSError(f"rank on {address} has left") from None
+            raise
         finally:
             sending.discard(message)
 

@@ -35,6 +35,10 @@ class Roster:
         self.left: dict[int, Seat] = {}
         self._makers: dict[Any, str] = {}
         self._wires: tuple[tuple[int, ...], dict[int, dict[int, str]]] = (), {}
+        #: the ranks of an MPI world that met last, how often ranks have, and that they do now
+        self._met: tuple[Seat, ...] = ()
+        self._meetings = 0
+        self._meeting = asyncio.Lock()
 
     def arrive(self, card: Iterable[Any], process: Iterable[Any], **facts: Any) -> Seat:
         """Seat a worker."""
@@ -137,11 +141,33 @@ class Roster:
         """The wire between each two ranks, asked once for each set of ranks."""
         seats = tuple(seat.seat for seat in self.ranks.table())
         if self._wires[0] != seats:
+            async with self._meeting:
+                await self._meet()
             replies = await self.ask_all(
                 "redist_reach", seats=[tuple(seat) for seat in self.ranks.table()]
             )
             self._wires = seats, {seat.seat: reply for seat, reply in replies.items()}
         return {"wires": self._wires[1]}
+
+    async def _meet(self) -> None:
+        """Have the ranks of one MPI world make a communicator, once for each set of them."""
+        members = tuple(seat for seat in self.ranks.table() if seat.mpi_rank is not None)
+        if len(members) < 2 or members == self._met:
+            return
+        first = members[0]
+        proofs = (
+            self.ask(seat, "redist_prove", address=first.address, rank=first.mpi_rank)
+            for seat in members
+        )
+        proven = await asyncio.gather(*proofs)
+        world = [seat for seat, there in zip(members, proven, strict=True) if there]
+        if first in world and len(world) > 1:
+            self._meetings += 1
+            rows = [(seat.seat, seat.mpi_rank) for seat in world]
+            await asyncio.gather(
+                *(self.ask(s, "redist_meet", number=self._meetings, members=rows) for s in world)
+            )
+        self._met = members
 
     # ------------------------------------------------------------------------------- chunks
     def computed(self, key: Any, address: str) -> None:

@@ -163,8 +163,11 @@ class RankRun:
         return any(wire.held for wire in self._wires.values())
 
     def exchange(self) -> None:
-        """Send what is held back."""
-        for wire in self._wires.values():
+        """Send what is held back, to the far ranks first, and to those that get most."""
+        wires = sorted(self._wires.values(), key=lambda wire: (not wire.far, -wire.held))
+        for wire in wires:
+            wire.start()
+        for wire in wires:
             wire.flush()
 
     def _places(self, chunk: Index) -> list[tuple[int, Wire, Place]]:
@@ -226,10 +229,10 @@ class Outputs:
         array = block.array(self._shape(out), self.spec.dtype)
         return array if last else array.copy()
 
-    def receive(self, headers: Any, buffers: Any) -> None:
-        """Write pieces that came as messages."""
+    def receive(self, headers: Any, buffer: Any) -> None:
+        """Write pieces that came as a message."""
         with self.gate.enter():
-            unpack(headers, buffers, self._view)
+            unpack(headers, buffer, self._view)
 
     def _view(self, out: int) -> NDArray[Any]:
         return self._blocks[out].array(self._shape(out), self.spec.dtype)

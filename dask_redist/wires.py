@@ -1,14 +1,16 @@
 """Wires: how the pieces of a redistribution get from one rank into the blocks of another.
 
 All wires take the same call: a place in an output chunk, and the piece that belongs there. A
-memory wire copies it there at once. A message wire packs it, and sends what has gathered when that
-is worth a message, and at the flush; the receiver unpacks it into its own block. Whatever the wire,
-a piece must not change while `write` runs, and may change afterwards.
+memory wire copies it there at once. A message wire packs it behind others into one buffer, and
+sends that when it is full, and at the flush; the receiver unpacks it into its own block. Whatever
+the wire, a piece must not change while `write` runs, and may change afterwards.
 """
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +20,14 @@ from dask_redist.pages import Store, portions, store
 from dask_redist.peers import Peer, matching
 from dask_redist.segment import Bytes, part, view_bytes
 
-__all__ = ["MemoryWire", "MessageWire", "Place", "Wire", "unpack"]
+__all__ = ["MemoryWire", "MessageWire", "Place", "Wire", "cut_up", "pack", "unpack"]
+
+#: bytes of a wire's first message; each that is filled makes the next one twice as large
+_FIRST = 1 << 20
+
+#: a piece in a message: the output chunk's number, the lower corner of the piece's box in that
+#: chunk, and its upper corner (excluded)
+Header = list[int]
 
 
 class Place(NamedTuple):
@@ -50,10 +59,13 @@ class Wire(Protocol):
     name : str
         What reports call it.
     held : int
-        Bytes that have gathered and are not sent yet.
+        Bytes that have been written and have not arrived yet.
+    far : bool
+        Whether the other rank is on another host.
     """
 
     name: str
+    far: bool
 
     @property
     def held(self) -> int: ...
@@ -61,8 +73,11 @@ class Wire(Protocol):
     def write(self, place: Place, target_slices: tuple[slice, ...], piece: NDArray[Any]) -> None:
         """Move one piece to its place; it has left the piece's memory when this returns."""
 
+    def start(self) -> None:
+        """Begin to send what is still held back."""
+
     def flush(self) -> None:
-        """Send what is still held back."""
+        """Send what is still held back; it has arrived when this returns."""
 
 
 class MemoryWire:
@@ -77,6 +92,7 @@ class MemoryWire:
     def __init__(self, peer: Peer) -> None:
         self.name = peer.wire
         self.held = 0
+        self.far = False
         self._peer = peer
         self._views: dict[Place, NDArray[Any]] = {}
 
@@ -90,8 +106,22 @@ class MemoryWire:
             view = self._views[place] = self._peer.view(place.offset, place.shape, place.dtype)
         return self._peer.store(view, target_slices, piece)
 
-    def flush(self) -> None:
+    def start(self) -> None:
         """Nothing: every write has arrived already."""
+
+    def flush(self) -> None:
+        """Nothing, either."""
+
+
+class _Message:
+    """A message that is being packed, or is on its way."""
+
+    def __init__(self, buffer: Bytes) -> None:
+        self.headers: list[Header] = []
+        self.buffer = buffer
+        self.used = 0
+        self.packing = 0  # threads that copy into it just now
+        self.complete = False  # nothing is added any more
 
 
 class MessageWire:
@@ -100,41 +130,54 @@ class MessageWire:
     Parameters
     ----------
     send : callable
-        ``send(headers, buffers)`` sends one message; the buffers are its own from then on. A
-        header is a list of ints: the output chunk's number, the lower corner of the piece's box
-        in that chunk, and its upper corner (excluded). The buffer of the same index holds the
-        piece's bytes in C order.
+        ``send(headers, buffer)`` sends one message; the buffer is its own from then on. A header is
+        a list of ints: the output chunk's number, the lower corner of the piece's box in that
+        chunk, and its upper corner (excluded). The buffer holds the pieces' bytes, each in C order,
+        one behind the other. It returns when the message has arrived, or at once a future of that.
     limit : int
         A message goes out before it would exceed so many bytes; larger pieces are cut.
     name : str
         What reports call the wire.
+    far : bool
+        Whether the other rank is on another host.
+    take : callable
+        ``take(nbytes)`` gives the buffer of a message, and may wait for one; default: new memory.
 
     Examples
     --------
     >>> outbox = []
-    >>> wire = MessageWire(lambda headers, buffers: outbox.append((headers, buffers)), limit=16)
+    >>> wire = MessageWire(lambda headers, buffer: outbox.append((headers, buffer)), limit=16)
     >>> place = Place(out=7, offset=0, shape=(4, 4), dtype="<i4")
     >>> wire.write(place, (slice(0, 2), slice(1, 4)), np.arange(6, dtype="i4").reshape(2, 3))
     >>> wire.flush()
-    >>> [headers for headers, _ in outbox]
-    [[[7, 0, 1, 1, 4]], [[7, 1, 1, 2, 4]]]
+    >>> [(headers, len(buffer)) for headers, buffer in outbox]
+    [([[7, 0, 1, 1, 4]], 12), ([[7, 1, 1, 2, 4]], 12)]
     """
 
     def __init__(
         self,
-        send: Callable[[list[list[int]], list[Bytes]], object],
+        send: Callable[[list[Header], Bytes], Future[Any] | None],
         limit: int = 32 << 20,
         name: str = "messages",
+        far: bool = False,
+        take: Callable[[int], Bytes] | None = None,
     ) -> None:
         self.name = name
+        self.far = far
         self.sent = 0
         self.messages = 0
         self._send = send
         self._limit = limit
-        self._lock = threading.Lock()
-        self._headers: list[list[int]] = []
-        self._buffers: list[Bytes] = []
+        self._take = take or _new
+        self._size = min(limit, _FIRST)
         self._held = 0
+        self._open: _Message | None = None
+        #: messages that are complete and neither arrived nor failed
+        self._away = 0
+        #: they go again with the next flush: pieces of several contributions are in them
+        self._failed: list[_Message] = []
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
 
     def write(self, place: Place, target_slices: tuple[slice, ...], piece: NDArray[Any]) -> None:
         """Pack a piece; send a message if one is full.
@@ -146,71 +189,156 @@ class MessageWire:
         ValueError
             The piece has another shape than its place, or the place does not lie in its chunk.
         """
+        self._raise()
         dtype = np.dtype(place.dtype)
         lower, upper = _corners(place, target_slices)
         piece = matching(piece, tuple(u - k for k, u in zip(lower, upper, strict=True)), dtype)
-
-        def nbytes(box: tuple[slice, ...]) -> int:
-            lengths: list[int] = [s.stop - s.start for s in box]
-            return math.prod(lengths) * dtype.itemsize
-
+        if dtype.hasobject:
+            raise TypeError(f"dtype {dtype} holds Python objects, which no message can carry")
         if not piece.nbytes:
             return
-        for box in portions(piece.shape, nbytes, self._limit):
+        for box in _boxes(piece.shape, dtype.itemsize, self._limit):
             portion = part(piece, box)
-            buffer = np.empty(portion.nbytes, np.uint8)
-            np.copyto(view_bytes(buffer, 0, portion.shape, dtype), portion)
             header = [
                 place.out,
                 *(k + s.start for k, s in zip(lower, box, strict=True)),
                 *(k + s.stop for k, s in zip(lower, box, strict=True)),
             ]
-            self._queue(header, buffer)
+            message, begin = self._reserve(header, portion.nbytes)
+            try:
+                np.copyto(view_bytes(message.buffer, begin, portion.shape, dtype), portion)
+            finally:
+                with self._changed:
+                    message.packing -= 1
+                    goes = message.complete and not message.packing
+                if goes:
+                    self._ship(message)
 
     @property
     def held(self) -> int:
-        """Bytes that have gathered and are not sent yet."""
-        with self._lock:
+        """Bytes that have been written and have not arrived yet."""
+        with self._changed:
             return self._held
 
-    def flush(self) -> None:
-        """Send what has gathered, if anything has."""
-        with self._lock:
-            message = self._take()
-        self._post(message)
+    @property
+    def waiting(self) -> int:
+        """Bytes that nobody has begun to send."""
+        with self._changed:
+            return sum(m.used for m in (*self._failed, *([self._open] if self._open else ())))
 
-    def _queue(self, header: list[int], buffer: Bytes) -> None:
-        message: tuple[list[list[int]], list[Bytes]] = [], []
-        with self._lock:
-            if self._held + buffer.nbytes > self._limit:
-                message = self._take()
-            self._headers.append(header)
-            self._buffers.append(buffer)
-            self._held += buffer.nbytes
-        self._post(message)
-
-    def _take(self) -> tuple[list[list[int]], list[Bytes]]:
-        message = self._headers, self._buffers
-        self._headers, self._buffers, self._held = [], [], 0
-        return message
-
-    def _post(self, message: tuple[list[list[int]], list[Bytes]]) -> None:
-        """Send outside the lock: other threads go on packing meanwhile."""
-        headers, buffers = message
-        if not headers:
-            return
-        nbytes = sum(buffer.nbytes for buffer in buffers)
+    def start(self) -> None:
+        """Begin to send what has gathered, if anything has, and what failed before."""
+        with self._changed:
+            failed, self._failed = self._failed, []
+            self._away += len(failed)
+            last = self._complete()
         try:
-            self._send(headers, buffers)
+            while failed:
+                self._ship(failed.pop(0))
+        finally:
+            with self._changed:
+                self._away -= len(failed)
+                self._failed += failed
+            if last is not None:
+                self._ship(last)
+
+    def flush(self) -> None:
+        """Send what has gathered, if anything has; it has arrived when this returns."""
+        self.start()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._away)
+        self._raise()
+
+    def _reserve(self, header: Header, nbytes: int) -> tuple[_Message, int]:
+        """A place for a piece: the message, and where in its buffer."""
+        while True:
+            with self._changed:
+                message, full = self._open, None
+                if message is not None and message.used + nbytes <= len(message.buffer):
+                    begin = message.used
+                    message.headers.append(header)
+                    message.used += nbytes
+                    message.packing += 1
+                    self._held += nbytes
+                    return message, begin
+                if message is not None:
+                    self._size = min(2 * self._size, self._limit)
+                    full = self._complete()
+                size = max(self._size, nbytes)
+            if full is not None:
+                self._ship(full)
+                del full
+            fresh = _Message(self._take(size))
+            with self._changed:
+                if self._open is None:
+                    self._open = fresh
+            del fresh
+
+    def _complete(self) -> _Message | None:
+        """Add nothing more to the open message; itself, if it can go at once. With the lock."""
+        message, self._open = self._open, None
+        if message is None:
+            return None
+        message.complete = True
+        self._away += 1
+        return None if message.packing else message
+
+    def _ship(self, message: _Message) -> None:
+        """Send outside the lock: other threads go on packing meanwhile."""
+        try:
+            arrival = self._send(message.headers, message.buffer[: message.used])
         except BaseException:
-            # Pieces of other contributions are among them: they go with the next message.
-            with self._lock:
-                self._headers[:0], self._buffers[:0] = headers, buffers
-                self._held += nbytes
+            with self._changed:
+                self._away -= 1
+                self._failed.append(message)
+                self._changed.notify_all()
             raise
-        with self._lock:
-            self.sent += nbytes
+        if arrival is None:
+            self._arrived(message)
+        else:
+            arrival.add_done_callback(partial(self._done, message))
+
+    def _done(self, message: _Message, arrival: Future[Any]) -> None:
+        failure = OSError("given up") if arrival.cancelled() else arrival.exception()
+        if failure is None:
+            return self._arrived(message)
+        with self._changed:
+            self._away -= 1
+            self._failed.append(message)
+            self._failure = failure
+            self._changed.notify_all()
+
+    def _arrived(self, message: _Message) -> None:
+        with self._changed:
+            self._away -= 1
+            self._held -= message.used
+            self.sent += message.used
             self.messages += 1
+            self._changed.notify_all()
+
+    def _raise(self) -> None:
+        """Tell the writer, or who flushes, that a message failed on its way."""
+        with self._changed:
+            failure, self._failure = self._failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure
+
+
+def _new(nbytes: int) -> Bytes:
+    return np.empty(nbytes, np.uint8)
+
+
+def _boxes(shape: Sequence[int], itemsize: int, limit: int) -> Iterator[tuple[slice, ...]]:
+    """A box in parts of up to ``limit`` bytes each; a single element may have more."""
+
+    def nbytes(box: tuple[slice, ...]) -> int:
+        lengths: list[int] = [s.stop - s.start for s in box]
+        return math.prod(lengths) * itemsize
+
+    return portions(shape, nbytes, limit)
 
 
 def _corners(place: Place, slices: tuple[slice, ...]) -> tuple[list[int], list[int]]:
@@ -224,9 +352,7 @@ def _corners(place: Place, slices: tuple[slice, ...]) -> tuple[list[int], list[i
 
 
 def unpack(
-    headers: Sequence[Sequence[int]],
-    buffers: Sequence[Any],
-    view_of: Callable[[int], NDArray[Any]],
+    headers: Sequence[Sequence[int]], buffer: Any, view_of: Callable[[int], NDArray[Any]]
 ) -> None:
     """Write the pieces of a received message to their places.
 
@@ -234,7 +360,7 @@ def unpack(
     ----------
     headers : sequence of sequence of int
         As `MessageWire` sends them.
-    buffers : sequence of bytes-like
+    buffer : bytes-like
         The pieces' bytes.
     view_of : callable
         Output chunk's number to the array over its block.
@@ -242,19 +368,44 @@ def unpack(
     Raises
     ------
     ValueError
-        A box does not lie inside its chunk, or a buffer is not as long as its box is large.
-        Pieces before it have been written.
+        A box does not lie inside its chunk, or the buffer is not as long as all boxes together.
+        Nothing has been written.
 
     Examples
     --------
     >>> out = np.zeros((2, 3), "u1")
-    >>> unpack([[0, 1, 1, 2, 3]], [b"ab"], lambda number: out)
+    >>> unpack([[0, 1, 1, 2, 3]], b"ab", lambda number: out)
     >>> out
     array([[ 0,  0,  0],
            [ 0, 97, 98]], dtype=uint8)
     """
-    for header, buffer in zip(headers, buffers, strict=True):
-        number, *corners = header
+    data = np.frombuffer(buffer, np.uint8) if len(memoryview(buffer)) else np.empty(0, np.uint8)
+    for target, source in _pairs(headers, data, view_of):
+        np.copyto(target, source)
+
+
+def pack(
+    headers: Sequence[Sequence[int]], buffer: Bytes, view_of: Callable[[int], NDArray[Any]]
+) -> None:
+    """Gather pieces into a buffer, for a reader who asks for them by their headers; see `unpack`.
+
+    Examples
+    --------
+    >>> buffer = np.zeros(2, "u1")
+    >>> pack([[0, 1, 1, 2, 3]], buffer, lambda number: np.arange(6, dtype="u1").reshape(2, 3))
+    >>> buffer
+    array([4, 5], dtype=uint8)
+    """
+    for source, target in _pairs(headers, buffer, view_of):
+        np.copyto(target, source)
+
+
+def _pairs(
+    headers: Sequence[Sequence[int]], data: Bytes, view_of: Callable[[int], NDArray[Any]]
+) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """For each piece its place in an array, and in the message."""
+    pairs, begin = [], 0
+    for number, *corners in headers:
         view = view_of(number)
         lower, upper = corners[: view.ndim], corners[view.ndim :]
         if len(corners) != 2 * view.ndim or not all(
@@ -264,11 +415,38 @@ def unpack(
                 f"box {lower} to {upper} does not lie in output chunk {number}, "
                 f"whose shape is {view.shape}"
             )
-        target = part(view, [slice(k, u) for k, u in zip(lower, upper, strict=True)])
-        data = np.frombuffer(buffer, np.uint8) if len(memoryview(buffer)) else np.empty(0, np.uint8)
-        if data.nbytes != target.nbytes:
+        piece = part(view, [slice(k, u) for k, u in zip(lower, upper, strict=True)])
+        if begin + piece.nbytes > data.nbytes:
             raise ValueError(
-                f"{data.nbytes} bytes for box {lower} to {upper} of output chunk {number}, "
-                f"which holds {target.nbytes}"
+                f"{data.nbytes - begin} bytes for box {lower} to {upper} of output chunk {number}, "
+                f"which holds {piece.nbytes}"
             )
-        np.copyto(target, view_bytes(data, 0, target.shape, target.dtype))
+        pairs.append((piece, view_bytes(data, begin, piece.shape, piece.dtype)))
+        begin += piece.nbytes
+    if begin != data.nbytes:
+        raise ValueError(f"{data.nbytes} bytes in a message whose boxes hold {begin}")
+    return pairs
+
+
+def cut_up(arrays: Sequence[NDArray[Any]], limit: int) -> Iterator[list[Header]]:
+    """The headers of messages that carry whole arrays, each of up to ``limit`` bytes.
+
+    Examples
+    --------
+    >>> list(cut_up([np.zeros((2, 3), "u1"), np.zeros(2, "u1")], limit=5))
+    [[[0, 0, 0, 1, 3]], [[0, 1, 0, 2, 3], [1, 0, 2]]]
+    """
+    headers: list[Header] = []
+    used = 0
+    for number, array in enumerate(arrays):
+        if not array.nbytes:
+            continue
+        for box in _boxes(array.shape, array.itemsize, limit):
+            nbytes = part(array, box).nbytes
+            if headers and used + nbytes > limit:
+                yield headers
+                headers, used = [], 0
+            headers.append([number, *(s.start for s in box), *(s.stop for s in box)])
+            used += nbytes
+    if headers:
+        yield headers

@@ -31,7 +31,7 @@ from dask_redist import worth
 from dask_redist.layer import RedistributeLayer
 from dask_redist.reports import RunReport
 
-SHARED_MEMORY, DASK_COMM = "shared memory", "dask comm"
+SHARED_MEMORY, DASK_COMM, MPI = "shared memory", "dask comm", "mpi"
 
 
 # ------------------------------------------------------------------------------------ clusters
@@ -97,15 +97,15 @@ class Clusters:
             with dask.config.set({"redist.wire": wire}), warnings.catch_warnings():
                 # The workers inherit the wire; that port 8787 is taken is of no interest.
                 warnings.filterwarnings("ignore", "Port 8787")
-                self._cluster = self._start(ranks)
+                self._cluster = self._start(ranks, wire)
             self._client = Client(self._cluster)
             dr.connect(self._client, n_ranks=ranks)
             self._key, self._processes = (ranks, wire), self._pids()
         return self._client
 
-    def _start(self, ranks: int) -> LocalCluster | dr.LocalMPICluster:
+    def _start(self, ranks: int, wire: str | None) -> LocalCluster | dr.LocalMPICluster:
         quiet: dict[str, Any] = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
-        if self._mpi:
+        if self._mpi or wire == MPI:
             return dr.LocalMPICluster(ranks, **quiet)
         return LocalCluster(
             n_workers=ranks, threads_per_worker=1, processes=True, host="127.0.0.1", **quiet

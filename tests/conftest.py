@@ -4,7 +4,7 @@ Every test that asks for ``client`` (or ``relayout``) runs once for each number 
 3, with ``--everything`` 5 and 7 and 4 too. Tests marked ``sample`` run on all six always;
 ``ranks(2, 3)`` names the counts of a test that makes sense on these only. Tests are ordered by
 number of ranks, so that each cluster is started once. Tests marked ``wires`` run over Dask's comms
-on 3 ranks too, with ``--everything`` over each wire that can be forced.
+and on MPI ranks over MPI too, on 3 ranks; with ``--everything`` over each wire that can be forced.
 
 With ``--mpi`` the ranks of these clusters are the ranks of an MPI job.
 """
@@ -15,12 +15,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster import DASK_COMM, SHARED_MEMORY, Clusters, Relayout, leftovers, rank_counts
+from cluster import DASK_COMM, MPI, SHARED_MEMORY, Clusters, Relayout, leftovers, rank_counts
 from distributed import Client
 
 USUAL, MANY = (1, 2, 3), (1, 2, 3, 4, 5, 7)
-FORCED = [(3, DASK_COMM)]
-ALL_FORCED = [(2, DASK_COMM), (3, DASK_COMM), (3, SHARED_MEMORY)]
+FORCED = [(3, DASK_COMM), (3, MPI)]
+ALL_FORCED = [
+    *((2, DASK_COMM), (3, DASK_COMM), (3, SHARED_MEMORY)),
+    *((n, MPI) for n in (1, 2, 3, 4, 5)),
+]
 
 failed = pytest.StashKey[bool]()
 

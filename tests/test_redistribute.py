@@ -12,7 +12,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from cluster import DASK_COMM, Relayout, ar, fa, facts, owners, placed, same
+from cluster import DASK_COMM, MPI, Relayout, ar, fa, facts, owners, placed, same
 from distributed import Client, wait
 from numpy.typing import NDArray
 
@@ -241,7 +241,7 @@ def test_axes_of_length_0(relayout: Relayout, client: Client, shape: tuple[int, 
 def test_a_wire_that_is_forced_is_the_one(client: Client, ranks: int, wire: str) -> None:
     between = {w for (a, b), w in dr.connect(client).wires.items() if a != b}
     assert between == ({wire} if ranks > 1 else set())
-    assert wire in ("shared memory", DASK_COMM)
+    assert wire in ("shared memory", DASK_COMM, MPI)
 
 
 def test_resplit_is_a_slab(relayout: Relayout, client: Client, ranks: int) -> None:

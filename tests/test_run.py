@@ -141,6 +141,7 @@ class MemoryWire:
     def __init__(self, memory: NDArray[np.uint8], seat: int) -> None:
         self.name = "even" if seat % 2 == 0 else "odd"
         self.sent = self.held = 0
+        self.far = False
         self._memory = memory
 
     def write(self, place: Place, target_slices: tuple[slice, ...], piece: NDArray[Any]) -> None:
@@ -148,6 +149,9 @@ class MemoryWire:
         assert piece.shape == target[target_slices].shape
         target[target_slices] = piece
         self.sent += piece.nbytes
+
+    def start(self) -> None:
+        """Nothing."""
 
     def flush(self) -> None:
         """Nothing."""
@@ -497,12 +501,10 @@ class Post:
         self.broken: set[int] = set()
 
     def wire(self, table: RunTable, seat: int) -> Wire:
-        def send(headers: list[list[int]], buffers: list[Any]) -> None:
+        def send(headers: list[list[int]], buffer: NDArray[Any]) -> None:
             if seat in self.broken:
                 raise OSError(f"rank {seat} has left")
-            self.sent.setdefault(seat, []).extend(
-                np.frombuffer(buffer, "i8").tolist() for buffer in buffers
-            )
+            self.sent.setdefault(seat, []).append(np.frombuffer(buffer, "i8").tolist())
 
         return MessageWire(send, self.limit)
 
@@ -519,10 +521,10 @@ def test_message_wires_hold_back_until_the_exchange() -> None:
     assert run.rest
     assert not post.sent
     run.exchange()
-    assert post.sent == {4: [[0, 1], [2]], 6: [[3, 4, 5]]}
+    assert post.sent == {4: [[0, 1, 2]], 6: [[3, 4, 5]]}
     assert not run.rest
     run.exchange()
-    assert post.sent == {4: [[0, 1], [2]], 6: [[3, 4, 5]]}
+    assert post.sent == {4: [[0, 1, 2]], 6: [[3, 4, 5]]}
     assert run.tally.sent == {4: 24, 6: 24}
     assert run.tally.wires == {"messages": 48}
 
@@ -592,7 +594,7 @@ def test_a_message_after_the_end_of_the_run_is_refused(arena: Arena) -> None:
     outputs = outputs_in(arena, part_of(THIRDS))
     outputs.gate.close()
     with pytest.raises(RunClosed):
-        outputs.receive([[0, 0, 2]], [bytes(16)])
+        outputs.receive([[0, 0, 2]], bytes(16))
     taken = outputs.take(0)
     assert taken is not None
     assert taken.tobytes() == bytes([CANARY]) * 16

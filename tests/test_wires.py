@@ -3,7 +3,9 @@
 import itertools
 import math
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from dask_redist.peers import LocalPeer
 from dask_redist.segment import part
 from dask_redist.wires import MemoryWire, MessageWire, Place, Wire, unpack
 
-Message = tuple[list[list[int]], list[np.ndarray]]
+Message = tuple[list[list[int]], np.ndarray]
 
 
 class Outbox:
@@ -27,13 +29,14 @@ class Outbox:
         self.item = item
         self.messages: list[Message] = []
 
-    def __call__(self, headers: list[list[int]], buffers: list[np.ndarray]) -> None:
-        assert len(headers) == len(buffers) > 0
+    def __call__(self, headers: list[list[int]], buffer: np.ndarray) -> None:
+        assert headers
         assert all(type(n) is int for header in headers for n in header)
-        assert all(b.dtype == "u1" and b.ndim == 1 and b.flags.c_contiguous for b in buffers)
-        sizes = [b.nbytes for b in buffers]
-        assert sum(sizes) <= self.limit or sizes == [self.item]  # one element is not cut
-        self.messages.append((headers, buffers))
+        assert buffer.dtype == "u1"
+        assert buffer.ndim == 1
+        assert buffer.flags.c_contiguous
+        assert 0 < buffer.nbytes <= max(self.limit, self.item)  # one element is not cut
+        self.messages.append((headers, buffer))
 
 
 @st.composite
@@ -80,8 +83,8 @@ def test_both_wires_agree_with_numpy(
         wire.flush()
         wire.flush()
         assert wire.held == 0
-    for headers, buffers in outbox.messages:
-        unpack(headers, buffers, {3: received}.__getitem__)
+    for headers, buffer in outbox.messages:
+        unpack(headers, buffer, {3: received}.__getitem__)
     assert received.tobytes() == whole.tobytes()
     assert block.array(shape, dtype).tobytes() == whole.tobytes()
     assert [wire.name for wire in wires] == ["direct", "messages"]
@@ -93,10 +96,10 @@ def test_what_a_failed_message_held_goes_with_the_next_one() -> None:
     out = np.zeros(12, "u1")
     working = False
 
-    def send(headers: list[list[int]], buffers: list[Any]) -> None:
+    def send(headers: list[list[int]], buffer: Any) -> None:
         if not working:
             raise OSError("the connection broke")
-        unpack(headers, buffers, lambda number: out)
+        unpack(headers, buffer, lambda number: out)
 
     wire = MessageWire(send, limit=8)
     values = np.arange(1, 13, dtype="u1")
@@ -156,40 +159,90 @@ def test_many_threads_pack_into_one_wire() -> None:
     for thread in threads:
         thread.join()
     wire.flush()
-    for headers, buffers in outbox.messages:
-        unpack(headers, buffers, lambda row: out[row])
+    for headers, buffer in outbox.messages:
+        unpack(headers, buffer, lambda row: out[row])
     assert (out == np.arange(1800).reshape(6, 300)).all()
     assert wire.sent == 1800 * 8
 
 
-def test_a_header_and_its_buffer_stay_together() -> None:
-    """A second thread packs just when the first has queued its header, and not yet its buffer."""
-    outbox = Outbox(100)
-    wire = MessageWire(outbox, limit=100)
+def test_a_message_goes_when_the_last_thread_has_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second thread finds the message full while the first one still copies into it."""
+    outbox = Outbox(8)
+    wire = MessageWire(outbox, limit=8)
+    copying, go_on, copyto = threading.Event(), threading.Event(), np.copyto
 
-    def write(number: int) -> None:
-        wire.write(Place(number, 0, (1,), "<i8"), (slice(0, 1),), np.array([number]))
+    def slow(target: np.ndarray, source: np.ndarray) -> None:
+        if source[0] == 7:
+            copying.set()
+            assert go_on.wait(30)
+        copyto(target, source)
 
-    second = threading.Thread(target=write, args=(1,))
+    monkeypatch.setattr("dask_redist.wires.np.copyto", slow)
 
-    class Interrupted(list[list[int]]):
-        def append(self, header: list[int]) -> None:
-            super().append(header)
-            if header[0] == 0:
-                second.start()
-                second.join(timeout=0.2)  # it cannot end while it is kept out
+    def write(number: int, value: int) -> None:
+        wire.write(Place(number, 0, (1,), "<i8"), (slice(0, 1),), np.array([value]))
 
-    wire._headers = Interrupted()
-    write(0)
-    second.join()
+    first = threading.Thread(target=write, args=(0, 7))
+    first.start()
+    assert copying.wait(30)
+    write(1, 8)
+    assert not outbox.messages
+    assert wire.held == 16
+    go_on.set()
+    first.join()
     wire.flush()
+    monkeypatch.undo()
     out = np.full((2, 1), -1)
-    unpack(*outbox.messages[0], lambda number: out[number])
-    assert out.ravel().tolist() == [0, 1]
+    for headers, buffer in outbox.messages:
+        unpack(headers, buffer, lambda number: out[number])
+    assert out.ravel().tolist() == [7, 8]
+    assert wire.held == 0
+
+
+def test_what_is_on_its_way_is_held_and_waited_for() -> None:
+    arrivals: list[Future[None]] = []
+
+    def send(headers: object, buffer: object) -> Future[None]:
+        arrivals.append(Future())
+        return arrivals[-1]
+
+    wire = MessageWire(send, limit=2)
+    place = Place(0, 0, (6,), "u1")
+    wire.write(place, (slice(0, 6),), np.zeros(6, "u1"))  # three messages, of which two are full
+    assert (len(arrivals), wire.held, wire.waiting, wire.sent) == (2, 6, 2, 0)
+    arrivals[0].set_result(None)
+    assert (wire.held, wire.sent) == (4, 2)
+    arrivals[1].set_exception(OSError("it broke"))
+    with pytest.raises(OSError, match="it broke"):
+        wire.write(place, (slice(0, 1),), np.zeros(1, "u1"))
+    assert (wire.held, wire.waiting) == (4, 4)
+    flushed = threading.Thread(target=wire.flush)
+    flushed.start()  # the failed message goes again, and the open one
+    while len(arrivals) < 4:
+        time.sleep(0.001)
+    arrivals[2].set_result(None)
+    assert flushed.is_alive()
+    arrivals[3].set_result(None)
+    flushed.join()
+    assert (wire.held, wire.waiting, wire.sent, wire.messages) == (0, 0, 6, 3)
+
+
+def test_messages_grow_as_they_are_filled() -> None:
+    sizes: list[int] = []
+
+    def take(nbytes: int) -> np.ndarray:
+        sizes.append(nbytes)
+        return np.empty(nbytes, np.uint8)
+
+    wire = MessageWire(lambda headers, buffer: None, limit=5 << 20, take=take)
+    place, piece = Place(0, 0, (1 << 20,), "u1"), np.zeros(1 << 20, "u1")
+    for _ in range(20):
+        wire.write(place, (slice(None),), piece)
+    assert sizes == [n << 20 for n in (1, 2, 4, 5, 5, 5)]
 
 
 def test_a_failed_send_reaches_the_writer() -> None:
-    def fail(headers: object, buffers: object) -> None:
+    def fail(headers: object, buffer: object) -> None:
         raise ConnectionError("gone")
 
     wire = MessageWire(fail, limit=1)
@@ -229,20 +282,21 @@ def test_what_does_not_match_is_not_packed(
         ([0, 2, 0, 1, 2], bytes(2), "does not lie"),
         ([0, 0, 1], bytes(1), "does not lie"),
         ([0, 0, 0, 1, 2, 9], bytes(2), "does not lie"),
-        ([0, 0, 0, 1, 2], bytes(3), "3 bytes for box .* which holds 2"),
+        ([0, 0, 0, 1, 2], bytes(3), "3 bytes in a message whose boxes hold 2"),
         ([0, 0, 0, 1, 2], b"", "0 bytes"),
+        ([0, 0, 0, 1, 2], bytes(1), "1 bytes for box"),
     ],
 )
 def test_a_bad_message_is_refused(header: list[int], buffer: bytes, match: str) -> None:
     frame = np.full((5, 4), 77, "u1")
     view = frame[1:4, 1:3]
     with pytest.raises(ValueError, match=match):
-        unpack([header], [buffer], lambda _: view)
+        unpack([[0, 2, 0, 2, 2], header], buffer, lambda _: view)
     assert (frame == 77).all()
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: np.frombuffer(b, "u1")])
 def test_buffers_may_be_anything_with_bytes(kind: Callable[[bytes], Any]) -> None:
     out = np.zeros((2,), "<i4")
-    unpack([[0, 1, 2]], [kind(b"\1\0\0\0")], lambda _: out)
+    unpack([[0, 1, 2]], kind(b"\1\0\0\0"), lambda _: out)
     assert out.tolist() == [0, 1]

@@ -1,0 +1,294 @@
+"""Messages over MPI: both sides agree by their workers' own RPC, then both enter MPI.
+
+A sender packs a message and offers it to its owner, with headers, size and tag. The owner posts
+its receive, when it has room, and asks for the message; only then it is sent. So nobody waits in
+MPI for a partner who is not there, pieces leave while others are still computed, any amount goes
+through bounded memory, and no two ranks can wait for each other: receiving needs no room but its
+own.
+Arrays of a reduction go the other way round: whoever reads them asks, and names the tag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import numpy as np
+from distributed import Worker
+from numpy.typing import NDArray
+
+from dask_redist import config
+from dask_redist.arena import Arena
+from dask_redist.errors import RunTimeoutError
+from dask_redist.mpigroup import Group, Groups
+from dask_redist.partials import Cut, Leaf
+from dask_redist.post import Post
+from dask_redist.ranks import Seat
+from dask_redist.segment import Bytes
+from dask_redist.staging import Staging
+from dask_redist.wires import Header, MessageWire, cut_up, pack, unpack
+
+logger = logging.getLogger(__name__)
+
+#: tags are taken in turn, from as many as every MPI has: even ones by senders, odd ones by readers
+_TAGS = 32768
+
+
+class _Offer(NamedTuple):
+    group: Group
+    seat: int
+    buffer: Bytes
+
+
+class Mail:
+    """What a rank sends and receives over MPI.
+
+    Parameters
+    ----------
+    worker
+        The rank's worker.
+    arena
+        Where messages are packed and received.
+    unless_left
+        Awaits an answer, and gives up when the other rank has left.
+    call
+        Runs a coroutine on the worker's event loop, from another thread.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        arena: Arena,
+        unless_left: Callable[[int, str, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]],
+        call: Callable[[Coroutine[Any, Any, Any]], Any],
+    ) -> None:
+        self.seat = -1  # until the scheduler has given us one
+        self._worker, self._unless_left, self._call = worker, unless_left, call
+        self._post = Post(f"dask-redist-post-{worker.name}")
+        self.groups = Groups(worker, self._post)
+        self._timeout = config.seconds("timeout")
+        share = config.nbytes("mpi.staging-bytes") // 2
+        self._outgoing, self._incoming = Staging(arena, share), Staging(arena, share)
+        self._queues = {self._outgoing: asyncio.Lock(), self._incoming: asyncio.Lock()}
+        #: copies what must not wait behind threads that wait for other ranks
+        self._copies = ThreadPoolExecutor(1, thread_name_prefix="dask-redist-mail")
+        self._offers: dict[int, _Offer] = {}
+        self._wires: WeakSet[MessageWire] = WeakSet()
+        self._lock = threading.Lock()
+        self._tags = itertools.count()
+
+    def reaches(self, seat: int) -> bool:
+        """Whether a rank is in the newest communicator."""
+        group = self.groups.newest
+        return group is not None and seat in group.ranks
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._post.close()
+        self._copies.shutdown(wait=False)
+
+    # ---------------------------------------------------------------------------- messages
+    def wire_to(self, number: int, owner: Seat, far: bool) -> MessageWire:
+        """A wire to an owner of run ``number``."""
+        loop = self._worker.loop.asyncio_loop  # type: ignore[attr-defined]
+
+        def send(headers: list[Header], buffer: Bytes) -> Future[None]:
+            return asyncio.run_coroutine_threadsafe(
+                self._offer(number, owner, headers, buffer), loop
+            )
+
+        wire = MessageWire(send, self._limit(), name="mpi", far=far, take=self._take)
+        with self._lock:
+            self._wires.add(wire)
+        return wire
+
+    def _take(self, nbytes: int) -> Bytes:
+        """A buffer for a message; while there is none, what was packed for others is sent."""
+        deadline = time.monotonic() + 2 * self._timeout
+        while (buffer := self._outgoing.take(nbytes)) is None:
+            if time.monotonic() > deadline:
+                raise self._late(f"had no room to pack {nbytes} bytes (redist.mpi.staging-bytes)")
+            with self._lock:
+                wire = max(self._wires, key=lambda wire: wire.waiting, default=None)
+            if wire is not None:
+                wire.start()
+            del wire
+            time.sleep(0.0005)
+        return buffer
+
+    async def _offer(self, number: int, owner: Seat, headers: list[Header], buffer: Bytes) -> None:
+        """Offer a message; it has arrived when this returns."""
+        group = self._group()
+        tag = self._tag(0)
+        self._offers[tag] = _Offer(group, owner.seat, buffer)
+        letter = (group.number, self.seat, self._worker.address, tag, len(buffer))
+        try:
+            answer = self._worker.rpc(owner.address).redist_write(
+                number=number, headers=headers, letter=letter
+            )
+            async with asyncio.timeout(2 * self._timeout):
+                await self._unless_left(owner.seat, owner.address, answer)
+        except TimeoutError as error:
+            if isinstance(error, RunTimeoutError):
+                raise
+            raise self._late(
+                f"offered {len(buffer)} bytes to the rank on {owner.address}, which did not take "
+                "them over MPI"
+            ) from None
+        finally:
+            del self._offers[tag]
+
+    async def give(self, tag: int) -> bool:
+        """The owner has posted its receive: send what was offered under a tag.
+
+        Raises
+        ------
+        OSError
+            It is offered no more.
+        """
+        if tag not in self._offers:
+            raise OSError(f"message {tag} of the rank on {self._worker.address} was given up")
+        group, seat, buffer = self._offers[tag]
+        self._send(group, seat, tag, buffer)
+        return True
+
+    async def collect(self, letter: Sequence[Any]) -> Bytes:
+        """Have an offered message sent, and receive it."""
+        number, seat, address, tag, nbytes = letter
+        ask = self._worker.rpc(address).redist_give
+        message = self._receive(
+            self.groups[number], seat, address, tag, nbytes, lambda: ask(tag=tag)
+        )
+        buffer: Bytes = await self._unless_left(seat, address, message)
+        return buffer
+
+    # ------------------------------------------------------------- arrays of a reduction
+    def read(
+        self, owner: Seat, number: int, leaves: Sequence[Leaf], cut: Cut | None
+    ) -> list[NDArray[Any]]:
+        """Arrays that a rank has laid out, or a cut of each; from a thread."""
+        arrays = [np.empty(_cut_shape(leaf, cut), leaf.dtype) for leaf in leaves]
+        group, dumped = self._group(), pickle.dumps(leaves)
+
+        async def fetch(headers: list[Header]) -> None:
+            tag = self._tag(1)
+            ask = self._worker.rpc(owner.address).redist_read
+            letter = (group.number, self.seat, tag, headers)
+            buffer = await self._receive(
+                *(group, owner.seat, owner.address, tag, _nbytes(headers, arrays)),
+                lambda: ask(number=number, leaves=dumped, cut=cut, letter=letter),
+            )
+            await self._copy(unpack, headers, buffer, arrays.__getitem__)
+
+        async def fetch_all() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                for headers in cut_up(arrays, self._limit()):
+                    message = self._unless_left(owner.seat, owner.address, fetch(headers))
+                    tasks.create_task(message)
+
+        try:
+            self._call(fetch_all())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return arrays
+
+    async def serve(self, letter: Sequence[Any], arrays: Sequence[NDArray[Any]]) -> None:
+        """Send a reader the parts of arrays that it has posted a receive for."""
+        number, seat, tag, headers = letter
+        group = self.groups[number]
+        buffer = await self._room(self._outgoing, _nbytes(headers, arrays))
+        await self._copy(pack, headers, buffer, arrays.__getitem__)
+        self._send(group, seat, tag, buffer)
+
+    # ------------------------------------------------------------------------------ helpers
+    def _limit(self) -> int:
+        """Bytes of a message: few enough for some to be under way at once."""
+        return max(1, min(config.nbytes("message-bytes"), self._outgoing.limit // 4))
+
+    def _group(self) -> Group:
+        group = self.groups.newest
+        if group is None:
+            raise OSError(f"the rank on {self._worker.address} is in no communicator any more")
+        return group
+
+    def _tag(self, odd: int) -> int:
+        return 2 * (next(self._tags) % (_TAGS // 2)) + odd
+
+    def _late(self, what: str) -> RunTimeoutError:
+        return RunTimeoutError(
+            f"the rank on {self._worker.address} {what} within {self._timeout:g} s (redist.timeout)"
+        )
+
+    def _send(self, group: Group, seat: int, tag: int, buffer: Bytes) -> None:
+        def tell(sent: Future[None]) -> None:
+            if not sent.cancelled() and (error := sent.exception()) is not None:
+                logger.error("a message of %d bytes was not sent: %r", len(buffer), error)
+
+        self._post.send(group.comm, group.ranks[seat], tag, buffer).add_done_callback(tell)
+
+    async def _receive(
+        self,
+        group: Group,
+        seat: int,
+        address: str,
+        tag: int,
+        nbytes: int,
+        ask: Callable[[], Coroutine[Any, Any, Any]],
+    ) -> Bytes:
+        """Post a receive, ask for the message, and wait for it."""
+        buffer = await self._room(self._incoming, nbytes)
+        arrival = self._post.receive(group.comm, group.ranks[seat], tag, buffer)
+        try:
+            async with asyncio.timeout(self._timeout):
+                await ask()
+                await asyncio.wrap_future(arrival)
+        except TimeoutError:
+            raise self._late(
+                f"did not get {nbytes} bytes over MPI from the rank on {address}"
+            ) from None
+        finally:
+            arrival.cancel()
+        return buffer
+
+    async def _room(self, staging: Staging, nbytes: int) -> Bytes:
+        """Room for a message, in the order in which it was asked for."""
+        try:
+            async with asyncio.timeout(2 * self._timeout), self._queues[staging]:
+                while True:
+                    buffer: Bytes | None = await self._copy(staging.take, nbytes)
+                    if buffer is not None:
+                        return buffer
+                    await asyncio.sleep(0.0005)
+        except TimeoutError:
+            raise self._late(
+                f"had no room for a message of {nbytes} bytes (redist.mpi.staging-bytes)"
+            ) from None
+
+    async def _copy(self, do: Callable[..., Any], *arguments: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._copies, do, *arguments)
+
+
+def _cut_shape(leaf: Leaf, cut: Cut | None) -> tuple[int, ...]:
+    shape = list(leaf.shape)
+    if cut is not None:
+        shape[cut.axis] = len(range(shape[cut.axis])[cut.start : cut.stop])
+    return tuple(shape)
+
+
+def _nbytes(headers: Sequence[Header], arrays: Sequence[NDArray[Any]]) -> int:
+    """Bytes of a message of parts of arrays."""
+    total = 0
+    for number, *corners in headers:
+        array = arrays[number]
+        lengths = np.subtract(corners[array.ndim :], corners[: array.ndim])
+        total += int(np.prod(lengths)) * array.itemsize
+    return total
