@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Container, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -53,8 +53,6 @@ class ClosedRuns:
         self.seat = -1  # until the scheduler has given us one
         self._worker, self._reach, self._lane = worker, reach, lane
         self._threads, self._call = threads, call
-        #: the numbers of programs, which lay arrays out, too
-        self.programs: Container[int] = ()
         #: runs that have something for an exchange, until their ticket comes
         self._rests: dict[int, AnyRun] = {}
         #: runs of reductions
@@ -82,14 +80,14 @@ class ClosedRuns:
         self._reductions.pop(number, None)
 
     async def read(self, number: int, leaves: bytes, cut: Any) -> dict[str, Any]:
-        """Arrays of a reduction, or of a program, that a peer cannot see, or a cut of each.
+        """Arrays of a reduction that a peer cannot see, or a cut of each.
 
         Raises
         ------
         OSError
             The run is over here.
         """
-        if number not in self._reductions and number not in self.programs:
+        if number not in self._reductions:
             raise OSError(f"run {number} is over on {self._worker.address}")
         # Views, at once: threads of ours may all wait for peers, whose threads wait for us.
         arrays = self._reach.read_here(pickle.loads(leaves), cut and Cut(*cut))

@@ -82,7 +82,7 @@ class Rank(WorkerPlugin):
             *(worker, self.arena, self.holdings, self.reach, self.timeout, self._call),
             mpi=lambda: self.mpi_comm,
         )
-        self.programs = self.closed_runs.programs = RankPrograms(means, self.threads)
+        self.programs = RankPrograms(means, self.threads)
         worker.handlers.update({op: self._guard(h) for op, h in self._handlers().items()})
         worker.stream_handlers["redist-left"] = self.reach.left
         worker.stream_handlers["redist-ticket"] = self._ticket
@@ -126,7 +126,7 @@ class Rank(WorkerPlugin):
             "redist_allocate": self.holdings.allocate,
             "redist_write": self.holdings.receive,
             "redist_keep": self._keep,
-            "redist_read": self.closed_runs.read,
+            "redist_read": self._read,
             "redist_begin": self.programs.begin,
             "redist_mail": self.programs.mail,
             "redist_keep_value": self.programs.keep,
@@ -318,6 +318,12 @@ class Rank(WorkerPlugin):
             self.lane.submit(ticket, job)
         else:
             self.closed_runs.ticket(ticket, number, table)
+
+    async def _read(self, number: int, leaves: bytes, cut: Any) -> dict[str, Any]:
+        """Arrays that a program or a reduction has laid out here, for a peer."""
+        where: Any = self.programs if number in self.programs else self.closed_runs
+        found: dict[str, Any] = await where.read(number, leaves, cut)
+        return found
 
     async def _keep(self, number: int, key: Any) -> bool:
         """Put our copy of a replicated chunk into the worker's data."""

@@ -133,6 +133,19 @@ class RankPrograms:
         if program := self._programs.get(number):
             program.mailbox.put(step, sender, letter)
 
+    async def read(self, number: int, leaves: bytes, cut: Any) -> dict[str, Any]:
+        """What this rank has laid out, or a cut of it, for one that cannot see it.
+
+        Raises
+        ------
+        OSError
+            The program is over here.
+        """
+        if number not in self._programs:
+            raise OSError(f"program {number} is over on {self._means.worker.address}")
+        arrays = self._means.reach.read_here(pickle.loads(leaves), cut and Cut(*cut))
+        return {"arrays": [to_serialize(array) for array in arrays]}
+
     def abort(self, number: int, why: str) -> None:
         """A program is not to go on; whoever waits in it is let go."""
         if program := self._programs.get(number):
