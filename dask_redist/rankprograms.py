@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from distributed.protocol import pickle as by_value
+from distributed.protocol.serialize import to_serialize
 from distributed.utils_comm import gather_from_workers
 from numpy.typing import NDArray
 
 from dask_redist.errors import RedistError
 from dask_redist.joining import Piece
 from dask_redist.mailbox import ProgramEnded
+from dask_redist.partials import Cut
 from dask_redist.program import Means, Program
 from dask_redist.rankcomm import RankComm
 from dask_redist.ranks import Seat
@@ -186,7 +188,7 @@ class RankPrograms:
         for program in self._programs.values():
             program.end(f"the rank on {self._means.worker.address} is closed")
 
-    def __contains__(self, number: object) -> bool:
+    def __contains__(self, number: int) -> bool:
         return number in self._programs
 
     # ------------------------------------------------------------------------- in the lane
