@@ -95,6 +95,10 @@ class Mail:
         self._post.close()
         self._copies.shutdown(wait=False)
 
+    def collective(self, start: Callable[[], Any], buffers: Any) -> Future[None]:
+        """Start a collective of the newest communicator; see :meth:`Post.collective`."""
+        return self._post.collective(start, buffers)
+
     # ---------------------------------------------------------------------------- messages
     def wire_to(self, number: int, owner: Seat, far: bool) -> MessageWire:
         """A wire to an owner of run ``number``."""

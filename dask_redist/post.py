@@ -32,7 +32,7 @@ class _Transfer(NamedTuple):
     """A call under way."""
 
     request: Any
-    buffer: Bytes  # MPI's until the call is done, also where nobody waits any more
+    buffer: Any  # MPI's until the call is done, also where nobody waits any more
     future: Future[None]
     sends: bool
 
@@ -48,7 +48,7 @@ class Post:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._orders: deque[tuple[Callable[[], Any], Bytes | None, Future[Any], bool]] = deque()
+        self._orders: deque[tuple[Callable[[], Any], Any, Future[Any], bool]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -65,6 +65,13 @@ class Post:
         """Receive into a buffer; cancelling the future takes the receive back."""
         return self._order(lambda: comm.Irecv(buffer, source, tag), buffer, False)
 
+    def collective(self, start: Callable[[], Any], buffers: Any) -> Future[None]:
+        """Start a nonblocking collective, which all ranks of its communicator do in one order.
+
+        The buffers are MPI's until the future is done; cancelling it only means that nobody waits.
+        """
+        return self._order(start, buffers, True)
+
     def call(self, make: Callable[[], Any]) -> Future[Any]:
         """Make an MPI call in the thread, while all transfers rest; the future has its value."""
         return self._order(make, None, True)
@@ -75,7 +82,7 @@ class Post:
             self._closed = True
             self._changed.notify()
 
-    def _order(self, start: Callable[[], Any], buffer: Bytes | None, sends: bool) -> Future[Any]:
+    def _order(self, start: Callable[[], Any], buffer: Any, sends: bool) -> Future[Any]:
         future: Future[Any] = Future()
         with self._changed:
             if self._closed:
@@ -119,7 +126,7 @@ class Post:
 
 
 def _begun(
-    start: Callable[[], Any], buffer: Bytes | None, future: Future[Any], sends: bool
+    start: Callable[[], Any], buffer: Any, future: Future[Any], sends: bool
 ) -> _Transfer | None:
     """Make the call; None if nothing is left to wait for."""
     if future.cancelled():

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dask_redist import native
 from dask_redist.boxes import Box
 from dask_redist.errors import AdmissionError, LayoutError, RedistError
 from dask_redist.grids import Layout
@@ -49,6 +50,8 @@ class Tensor(NamedTuple):
     dtype: np.dtype[Any]
     array: NDArray[Any] | None = None
     leaf: Leaf | None = None
+    #: of what is to be reduced by MPI: the number of the communicator
+    meeting: int | None = None
 
 
 class RankComm:
@@ -395,12 +398,23 @@ class RankComm:
             how = as_op(op, array.dtype)
         except (TypeError, ValueError) as error:
             how, problem = ReduceOp.SUM, problem or error
-        mine, problem = self._bring(array, problem, copied=False)
+        meeting = None
+        if problem is None and array.nbytes > INLINE:
+            meeting = native.meeting(self._program, how, array.dtype)
+        mine, problem = self._bring(array, problem, itself=meeting is None, copied=False)
+        mine = mine._replace(meeting=meeting)
         said = (("dst", dst),) if dst is not None else ()
         word = op.name if isinstance(op, ReduceOp) else str(op).upper()
         call = Call(name, (*said, ("op", word)))
         brought = self._agree(call, mine, problem)
         self._check_alike(brought)
+        if (meeting := mine.meeting) is not None and {each.meeting for each in brought} == {
+            meeting
+        }:
+            return native.reduce(self._program, array, how, dst)
+        if any(each.meeting is not None for each in brought):  # not all ranks can
+            mine, problem = self._bring(array, copied=False)
+            brought = self._agree(call, mine, problem)
         for_us = dst in (None, self.rank)
         if mine.leaf is None:
             return combine(how, [each.array for each in brought]) if for_us else None
