@@ -349,13 +349,20 @@ def test_a_chain_with_changes_of_layout(client: Client, ranks: int, way: str) ->
     assert {"reduction"} < {r.layout for r in new()} if way == "reduced" else new()
 
 
-def test_nothing_is_laid_out_first_for_a_reduction(client: Client, reduced: None) -> None:
-    x = placed(client, A, (3, 10))
-    with new_runs(client) as new, dr.enable(policy="always"):
-        y = x.rechunk((4, 2)).sum(axis=0)
-    assert y.chunks == ((2,) * 5,)
-    same(y.compute(), A.sum(axis=0))
-    assert [report.layout for report in new()] == ["reduction"]
+def test_nothing_is_laid_out_first_for_a_reduction(
+    client: Client, ranks: int, reduced: None
+) -> None:
+    for chunks in ((1, 10), (12, 10)):
+        x = placed(client, A, chunks)
+        with new_runs(client) as new, dr.enable(policy="always"):
+            y = x.rechunk((4, 2)).sum(axis=0)
+        assert y.chunks == ((2,) * 5,)
+        same(y.compute(), A.sum(axis=0))
+        # Fewer chunks than ranks would leave some without work: they are laid out first.
+        laid = x.npartitions < ranks
+        assert [report.layout for report in new()] == ["owners open"] * laid + ["reduction"] * (
+            5 if laid else 1
+        )
 
 
 def test_computed_twice_and_in_two_graphs(client: Client, reduced: None) -> None:
