@@ -25,7 +25,7 @@ from dask_redist import config
 from dask_redist.arena import Arena, block_of
 from dask_redist.closedruns import ClosedRuns
 from dask_redist.deposits import ReduceRun, Unread, assemble_result, loaded
-from dask_redist.errors import RunTimeoutError, has_left
+from dask_redist.errors import RedistError, RunTimeoutError, dump, has_left
 from dask_redist.holdings import Holdings
 from dask_redist.lane import Lane
 from dask_redist.mpigroup import world_rank
@@ -385,8 +385,11 @@ class Rank(WorkerPlugin):
             await asyncio.sleep(0.005)
         return self.lane.done >= ticket
 
-    async def _reach(self, seats: Iterable[Any]) -> dict[int, str]:
-        return self.reach.wires(seats)
+    async def _reach(self, seats: Iterable[Any]) -> dict[str, Any]:
+        try:
+            return {"wires": self.reach.wires(seats)}
+        except RedistError as error:  # the scheduler would pass its text on only
+            return {"error": dump(error)}
 
     async def _memory(self) -> dict[str, int]:
         """Bytes in this rank's arena, bytes that others wrote here, runs that are not over."""
