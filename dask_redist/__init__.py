@@ -22,6 +22,7 @@ from dask_redist.errors import (
 )
 from dask_redist.hook import enable
 from dask_redist.inspection import layout_of, lshape_map, owners
+from dask_redist.job import mpi
 from dask_redist.layouts import (
     Block,
     BlockCyclic,
@@ -71,6 +72,7 @@ __all__ = [
     "layout_of",
     "lshape_map",
     "map_ranks",
+    "mpi",
     "owners",
     "plan",
     "redistribute",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 import threading
@@ -34,7 +35,13 @@ class RankWorker(Worker):
         self, timeout: float = 10, executor_wait: bool = False, **kwargs: Any
     ) -> str | None:
         """Close, leaving running tasks to the end of the process."""
+        be_silent()
         return await super().close(timeout, executor_wait=False, **kwargs)
+
+
+def be_silent() -> None:
+    """Dask has much to say of connections and tasks that end, where all is meant to end."""
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
 
 
 def wait_quietly(request: Any, timeout: float | None = None) -> bool:
@@ -69,9 +76,14 @@ def _end_with(parent: Process) -> None:
     os._exit(1)
 
 
-async def _work(scheduler: str, options: dict[str, Any]) -> None:
-    async with RankWorker(scheduler, **options) as worker:
-        await worker.finished()
+def serve(scheduler: str, options: dict[str, Any]) -> None:
+    """Be a worker of a scheduler until it closes us."""
+
+    async def work() -> None:
+        async with RankWorker(scheduler, **options) as worker:
+            await worker.finished()
+
+    asyncio.run(work())
 
 
 def main() -> None:
@@ -90,7 +102,7 @@ def main() -> None:
     if comm.size != given.pop("size"):
         sys.exit(f"RedistError: mpiexec started {comm.size} ranks")
     try:
-        asyncio.run(_work(scheduler, {"name": comm.rank, **given}))
+        serve(scheduler, {"name": comm.rank, **given})
     except BaseException:
         traceback.print_exc()
         abort(comm, 1)
