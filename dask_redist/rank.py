@@ -56,6 +56,8 @@ class Rank(WorkerPlugin):
 
     name = PLUGIN
     idempotent = True
+    #: the mpi4py communicator of the present ranks, in their order; messages have another one
+    mpi_comm: Any = None
 
     # ---------------------------------------------------------------------- start and stop
     async def setup(self, worker: Worker) -> None:
@@ -121,15 +123,6 @@ class Rank(WorkerPlugin):
         if self.runs.quiet and self.programs.quiet:
             _here.pop((worker.scheduler.address, self.seat), None)
 
-    @property
-    def mpi_comm(self) -> Any:
-        """The mpi4py communicator of the present ranks, in their order; None where there is none.
-
-        Messages have one of their own.
-        """
-        group = self.reach.mail.groups.newest
-        return None if group is None else group.users
-
     def _handlers(self) -> dict[str, Callable[..., Any]]:
         mail = self.reach.mail
         return {
@@ -138,7 +131,7 @@ class Rank(WorkerPlugin):
             "redist_give": mail.give,
             "redist_prove": mail.groups.prove,
             "redist_proof": mail.groups.proof,
-            "redist_meet": mail.groups.meet,
+            "redist_meet": self._meet,
             "redist_keep": self._keep,
             "redist_read": self._read,
             "redist_begin": self.programs.begin,
@@ -384,6 +377,10 @@ class Rank(WorkerPlugin):
         while self.lane.done < ticket and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
         return self.lane.done >= ticket
+
+    async def _meet(self, number: int, members: Iterable[Any]) -> None:
+        """Make communicators with the other ranks of our MPI world."""
+        self.mpi_comm = (await self.reach.mail.groups.meet(number, members)).users
 
     async def _reach(self, seats: Iterable[Any]) -> dict[str, Any]:
         try:
