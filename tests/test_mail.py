@@ -185,6 +185,26 @@ def test_the_ranks_have_a_communicator_in_their_order(client: Client, wire: str)
         assert found[address] == ((rank, 3, False) if wire == MPI else None)
 
 
+@pytest.mark.wires
+@pytest.mark.ranks(3)
+def test_programs_on_the_ranks_have_it_while_messages_move(client: Client, wire: str) -> None:
+    def code(nothing: Any, comm: Any) -> Any:
+        found = np.zeros(comm.size, "i8")
+        comm.mpi.Allgather(np.array([10 * comm.rank]), found)
+        return found.tolist()
+
+    if wire != MPI:
+        with pytest.raises(dr.RedistError, match="LocalMPICluster"):
+            dr.map_ranks(code, None)
+        return
+    x = placed(client, VALUES, (20, -1, -1))
+    for target in (dr.Slab.Y, dr.Slab.Z, dr.Pencil.X):
+        y = dr.redistribute(x, target).persist()
+        assert dr.map_ranks(code, None) == [[0, 10, 20]] * 3
+        check(y, VALUES)
+        del y
+
+
 def test_two_worlds_are_told_apart() -> None:
     """Both have a rank 0 and a rank 1; that proves nothing."""
     with dask.config.set({"redist.wire": MPI}):
