@@ -58,6 +58,13 @@ def watch_staging(dask_worker: Worker) -> None:
         staging.take = take
 
 
+def pack_any_amount(dask_worker: Worker) -> None:
+    """Leave the bound to those who receive."""
+    rank = rank_of(dask_worker)
+    assert rank is not None
+    rank.reach.mail._outgoing.limit = 1 << 30
+
+
 def staged(dask_worker: Worker) -> dict[str, int]:
     """The most that was out."""
     most: dict[str, int] = vars(dask_worker)["most"]
@@ -80,6 +87,10 @@ def test_any_amount_goes_through_bounded_memory() -> None:
         np.testing.assert_allclose(got[1], VALUES.std(axis=0))
         for most in client.run(staged).values():
             assert all(0 < nbytes <= 32 * 1024 for nbytes in most.values()), most
+        client.run(pack_any_amount)
+        check(dr.redistribute(x, dr.Slab.Y, client=client), VALUES)
+        for most in client.run(staged).values():
+            assert most["incoming"] <= 32 * 1024 < most["outgoing"], most
         del x, y, z
         until(lambda: not leftovers(client))
 
