@@ -39,7 +39,7 @@ bench: $(HAS_TEST)
 	  --png $(RESULTS)/bench-$$ranks-$$mib.png || exit 1; done; done
 	$(BIN)/dask-redist bench --ranks 4 --size "1 MiB" --chunks 64 --rounds 20 \
 	  --only "Slab.X -> Slab.Y" --json $(RESULTS)/small.json
-	for script in exchange cold peak reductions graph_build datasets; do \
+	for script in exchange mpi cold peak reductions graph_build datasets; do \
 	  $(BIN)/python benchmarks/$$script.py --json $(RESULTS)/$$script.json || exit 1; done
 
 conformance: $(HAS_TEST)

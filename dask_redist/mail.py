@@ -11,6 +11,7 @@ Arrays of a reduction go the other way round: whoever reads them asks, and names
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import pickle
@@ -83,6 +84,7 @@ class Mail:
         self._offers: dict[int, _Offer] = {}
         self._wires: WeakSet[MessageWire] = WeakSet()
         self._lock = threading.Lock()
+        self._collecting = False
         self._tags = itertools.count()
 
     def reaches(self, seat: int) -> bool:
@@ -141,12 +143,16 @@ class Mail:
             async with asyncio.timeout(2 * self._timeout):
                 await self._unless_left(owner.seat, owner.address, answer)
         except TimeoutError as error:
+            self._collect_soon()
             if isinstance(error, RunTimeoutError):
                 raise
             raise self._late(
                 f"offered {len(buffer)} bytes to the rank on {owner.address}, which did not take "
                 "them over MPI"
             ) from None
+        except BaseException:
+            self._collect_soon()
+            raise
         finally:
             del self._offers[tag]
 
@@ -255,12 +261,26 @@ class Mail:
                 await ask()
                 await asyncio.wrap_future(arrival)
         except TimeoutError:
+            self._collect_soon()
             raise self._late(
                 f"did not get {nbytes} bytes over MPI from the rank on {address}"
             ) from None
+        except BaseException:
+            self._collect_soon()
+            raise
         finally:
             arrival.cancel()
         return buffer
+
+    def _collect_soon(self) -> None:
+        """Have garbage collected: an error and its frames, which hold buffers, are a cycle."""
+        if not self._collecting:
+            self._collecting = True
+            asyncio.get_running_loop().call_later(0.5, self._collect)
+
+    def _collect(self) -> None:
+        self._collecting = False
+        gc.collect()
 
     async def _room(self, staging: Staging, nbytes: int) -> Bytes:
         """Room for a message, in the order in which it was asked for."""

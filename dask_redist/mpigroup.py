@@ -152,12 +152,12 @@ class Groups:
             self._post.send(mpi.COMM_WORLD, rank, _TAG, np.frombuffer(number, np.uint8))
         return number
 
-    async def meet(self, number: int, members: Iterable[Sequence[int]]) -> bool:
+    async def meet(self, number: int, members: Iterable[Sequence[int]]) -> Group:
         """Make communicator ``number`` with the others; ``members``: seats and world ranks."""
         seats, ranks = zip(*members, strict=True)
         comm, users = await asyncio.wrap_future(self._post.call(lambda: _make(ranks)))
         self._made[number] = Group(number, comm, users, {s: r for r, s in enumerate(seats)})
-        return True
+        return self._made[number]
 
 
 def _make(ranks: Sequence[int]) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ from dask_redist import config
 from dask_redist.arena import Arena, block_of
 from dask_redist.closedruns import ClosedRuns
 from dask_redist.deposits import ReduceRun, Unread, assemble_result, loaded
-from dask_redist.errors import RunTimeoutError, has_left
+from dask_redist.errors import RedistError, RunTimeoutError, dump, has_left
 from dask_redist.holdings import Holdings
 from dask_redist.lane import Lane
 from dask_redist.mpigroup import world_rank
@@ -56,6 +56,8 @@ class Rank(WorkerPlugin):
 
     name = PLUGIN
     idempotent = True
+    #: the mpi4py communicator of the present ranks, in their order; messages have another one
+    mpi_comm: Any = None
 
     # ---------------------------------------------------------------------- start and stop
     async def setup(self, worker: Worker) -> None:
@@ -121,15 +123,6 @@ class Rank(WorkerPlugin):
         if self.runs.quiet and self.programs.quiet:
             _here.pop((worker.scheduler.address, self.seat), None)
 
-    @property
-    def mpi_comm(self) -> Any:
-        """The mpi4py communicator of the present ranks, in their order; None where there is none.
-
-        Messages have one of their own.
-        """
-        group = self.reach.mail.groups.newest
-        return None if group is None else group.users
-
     def _handlers(self) -> dict[str, Callable[..., Any]]:
         mail = self.reach.mail
         return {
@@ -138,7 +131,7 @@ class Rank(WorkerPlugin):
             "redist_give": mail.give,
             "redist_prove": mail.groups.prove,
             "redist_proof": mail.groups.proof,
-            "redist_meet": mail.groups.meet,
+            "redist_meet": self._meet,
             "redist_keep": self._keep,
             "redist_read": self._read,
             "redist_begin": self.programs.begin,
@@ -385,8 +378,15 @@ class Rank(WorkerPlugin):
             await asyncio.sleep(0.005)
         return self.lane.done >= ticket
 
-    async def _reach(self, seats: Iterable[Any]) -> dict[int, str]:
-        return self.reach.wires(seats)
+    async def _meet(self, number: int, members: Iterable[Any]) -> None:
+        """Make communicators with the other ranks of our MPI world."""
+        self.mpi_comm = (await self.reach.mail.groups.meet(number, members)).users
+
+    async def _reach(self, seats: Iterable[Any]) -> dict[str, Any]:
+        try:
+            return {"wires": self.reach.wires(seats)}
+        except RedistError as error:  # the scheduler would pass its text on only
+            return {"error": dump(error)}
 
     async def _memory(self) -> dict[str, int]:
         """Bytes in this rank's arena, bytes that others wrote here, runs that are not over."""

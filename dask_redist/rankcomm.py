@@ -321,7 +321,8 @@ class RankComm:
             The problem of the lowest rank that has one; on all ranks.
         """
         self._check_use()
-        letters = self._program.exchange(pickle.dumps((call, fact, problem)))
+        # NumPy pickles the byte order of an array in protocol 5 only, and of contiguous ones only.
+        letters = self._program.exchange(pickle.dumps((call, fact, problem), protocol=5))
         returned = Call("return"), None, None
         said = [pickle.loads(letter) if letter != RETURNED else returned for letter in letters]
         if any(theirs != call for theirs, _, _ in said):
@@ -350,7 +351,6 @@ class RankComm:
         problem = problem or _no_bytes(array)
         if problem is None and itself:
             if array.nbytes <= INLINE:
-                # NumPy pickles what is no contiguous whole without its byte order.
                 return tensor._replace(array=np.array(array, order="C")), None
             try:
                 return tensor._replace(leaf=self._program.lay(array, copied)), None

@@ -210,11 +210,10 @@ class Reach:
             return True
         if self._forced:
             here = self._worker.address
-            reason = self.mail.groups.why_not()
-            reason = f"of the rank on {here}: {reason}" if reason else "of that rank; see its log"
+            reason = self.mail.groups.why_not() or "the other one is in no MPI world with it"
             raise RedistError(
                 f"redist.wire is {self._forced!r}, but the rank on {here} does not reach the one "
-                f"on {owner.address} over MPI, because {reason}; {HOW}"
+                f"on {owner.address} over MPI ({reason}); {HOW}"
             )
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -146,7 +147,9 @@ class Roster:
             replies = await self.ask_all(
                 "redist_reach", seats=[tuple(seat) for seat in self.ranks.table()]
             )
-            self._wires = seats, {seat.seat: reply for seat, reply in replies.items()}
+            if errors := [reply["error"] for reply in replies.values() if "error" in reply]:
+                raise pickle.loads(errors[0])
+            self._wires = seats, {seat.seat: reply["wires"] for seat, reply in replies.items()}
         return {"wires": self._wires[1]}
 
     async def _meet(self) -> None:

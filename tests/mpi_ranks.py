@@ -85,7 +85,7 @@ async def work(scheduler: str, folder: str, interface: str) -> None:
     if "PMI_RANK" in os.environ:
         from mpi4py import MPI  # to import it is to start it
 
-        name, size = f"rank-{MPI.COMM_WORLD.rank}", MPI.COMM_WORLD.size
+        name, size = f"rank-{MPI.COMM_WORLD.rank}-{os.getpid()}", MPI.COMM_WORLD.size
     logging.getLogger("distributed").setLevel(logging.ERROR)
     worker = Worker(
         scheduler,

@@ -511,6 +511,11 @@ def test_mailbox() -> None:
     assert box.wait(2, 0) == [1]  # rank 2 says no more
     box.put(2, 1, b"c")
     assert box.take(2) == [b"early", b"c", RETURNED]
+    overtaken = Mailbox(2)
+    overtaken.put(2, 1, RETURNED)  # before its letter of step 1
+    assert overtaken.wait(1, 0) == [0, 1]
+    overtaken.put(1, 1, b"d")
+    assert overtaken.wait(1, 0) == [0]
     waiting = threading.Timer(0.05, box.end, ["the reason"])
     waiting.start()
     with pytest.raises(ProgramEnded, match="the reason"):

@@ -571,6 +571,19 @@ def test_both_kinds_of_wire_in_one_run() -> None:
     assert post.sent == {8: [[2, 3]]}
 
 
+def test_an_exchange_begins_with_far_ranks_and_large_messages() -> None:
+    order: list[int] = []
+
+    def wire_to(table: RunTable, seat: int) -> Wire:
+        return MessageWire(lambda headers, buffer: order.append(seat), far=seat >= 4)
+
+    memory = Memory(part_of(Overlap(((10,),), ((1, 3, 2, 4),))), np.array([1, 4, 5, 2]))
+    run = RankRun(memory.table(), wire_to)
+    run.contribute((0,), np.arange(10))
+    run.exchange()
+    assert order == [4, 5, 2, 1]
+
+
 @pytest.mark.parametrize("broken", [4, 6])
 def test_an_exchange_that_fails_says_so(broken: int) -> None:
     post = Post()

@@ -166,15 +166,17 @@ def test_many_threads_pack_into_one_wire() -> None:
 
 
 def test_a_message_goes_when_the_last_thread_has_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second thread finds the message full while the first one still copies into it."""
-    outbox = Outbox(8)
-    wire = MessageWire(outbox, limit=8)
-    copying, go_on, copyto = threading.Event(), threading.Event(), np.copyto
+    """A third thread finds the message full while two others still copy into it."""
+    outbox = Outbox(16)
+    wire = MessageWire(outbox, limit=16)
+    copying = {value: threading.Event() for value in (6, 7)}
+    go_on = {value: threading.Event() for value in (6, 7)}
+    copyto = np.copyto
 
     def slow(target: np.ndarray, source: np.ndarray) -> None:
-        if source[0] == 7:
-            copying.set()
-            assert go_on.wait(30)
+        if value := int(source[0]) if int(source[0]) in copying else 0:
+            copying[value].set()
+            assert go_on[value].wait(30)
         copyto(target, source)
 
     monkeypatch.setattr("dask_redist.wires.np.copyto", slow)
@@ -182,20 +184,23 @@ def test_a_message_goes_when_the_last_thread_has_packed(monkeypatch: pytest.Monk
     def write(number: int, value: int) -> None:
         wire.write(Place(number, 0, (1,), "<i8"), (slice(0, 1),), np.array([value]))
 
-    first = threading.Thread(target=write, args=(0, 7))
-    first.start()
-    assert copying.wait(30)
-    write(1, 8)
-    assert not outbox.messages
-    assert wire.held == 16
-    go_on.set()
-    first.join()
+    threads = {value: threading.Thread(target=write, args=(value - 6, value)) for value in (6, 7)}
+    for value, thread in threads.items():
+        thread.start()
+        assert copying[value].wait(30)
+    write(2, 8)
+    for value, thread in threads.items():
+        assert not outbox.messages
+        assert wire.held == 24
+        go_on[value].set()
+        thread.join()
+    assert [headers for headers, _ in outbox.messages] == [[[0, 0, 1], [1, 0, 1]]]
     wire.flush()
     monkeypatch.undo()
-    out = np.full((2, 1), -1)
+    out = np.full((3, 1), -1)
     for headers, buffer in outbox.messages:
         unpack(headers, buffer, lambda number: out[number])
-    assert out.ravel().tolist() == [7, 8]
+    assert out.ravel().tolist() == [6, 7, 8]
     assert wire.held == 0
 
 

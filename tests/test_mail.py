@@ -1,0 +1,280 @@
+"""Messages over MPI, on ranks of real MPI jobs: bounded memory, and nobody waits for ever."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from cluster import MPI, Relayout, check, leftovers, placed
+from distributed import Client, LocalCluster, Worker
+from mpi_ranks import MPIEXEC, MpiCluster
+
+import dask_redist as dr
+from dask_redist import mpigroup
+from dask_redist.mpigroup import Groups
+from dask_redist.post import Post
+from dask_redist.rank import rank_of
+
+VALUES = np.arange(60 * 40 * 30.0).reshape(60, 40, 30)
+
+
+@contextlib.contextmanager
+def mpi_ranks(n: int, **options: Any) -> Iterator[Client]:
+    """Ranks that no other test has."""
+    with (
+        dask.config.set({"redist.wire": MPI, **options}),
+        dr.LocalMPICluster(n, dashboard_address=None, silence_logs=50) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def until(true: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# ------------------------------------------------------------------------------------ bounds
+def watch_staging(dask_worker: Worker) -> None:
+    """Remember the most that was out."""
+    rank = rank_of(dask_worker)
+    assert rank is not None
+    most = vars(dask_worker)["most"] = {"outgoing": 0, "incoming": 0}
+    for which in most:
+        staging = getattr(rank.reach.mail, f"_{which}")
+
+        def take(nbytes: int, staging: Any = staging, which: str = which) -> Any:
+            buffer = type(staging).take(staging, nbytes)
+            most[which] = max(most[which], staging.used)
+            return buffer
+
+        staging.take = take
+
+
+def pack_any_amount(dask_worker: Worker) -> None:
+    """Leave the bound to those who receive."""
+    rank = rank_of(dask_worker)
+    assert rank is not None
+    rank.reach.mail._outgoing.limit = 1 << 30
+
+
+def staged(dask_worker: Worker) -> dict[str, int]:
+    """The most that was out."""
+    most: dict[str, int] = vars(dask_worker)["most"]
+    return most
+
+
+def test_any_amount_goes_through_bounded_memory() -> None:
+    options = {"redist.mpi.staging-bytes": 64 * 1024, "redist.message-bytes": 4096}
+    with mpi_ranks(3, **options) as client:
+        assert set(dr.connect(client).wires.values()) == {"direct", MPI}
+        client.run(watch_staging)
+        x = placed(client, VALUES, (7, -1, -1))
+        check(dr.redistribute(x, dr.Slab.Z, client=client), VALUES)
+        y = dr.redistribute(x, (20, 5, 30), client=client)
+        z = dr.redistribute(y, dr.Pencil.Y, client=client)
+        check(z, VALUES)
+        with dr.enable():
+            got = da.median(x, axis=0).compute(), x.std(axis=0).compute()
+        np.testing.assert_array_equal(got[0], np.median(VALUES, axis=0))
+        np.testing.assert_allclose(got[1], VALUES.std(axis=0))
+        for most in client.run(staged).values():
+            assert all(0 < nbytes <= 32 * 1024 for nbytes in most.values()), most
+        client.run(pack_any_amount)
+        check(dr.redistribute(x, dr.Slab.Y, client=client), VALUES)
+        for most in client.run(staged).values():
+            assert most["incoming"] <= 32 * 1024 < most["outgoing"], most
+        del x, y, z
+        until(lambda: not leftovers(client))
+
+
+@pytest.mark.wires
+@pytest.mark.ranks(3)
+def test_a_plan_says_what_is_staged(client: Client, wire: str) -> None:
+    x = placed(client, VALUES, (20, -1, -1))
+    plan = dr.plan(x, dr.Slab.Y)
+    off = plan.traffic - np.diag(np.diag(plan.traffic))
+    with dask.config.set({"redist.mpi.staging-bytes": 100_000}):
+        small = [plan.staging_bytes(rank) for rank in range(3)]
+    for rank in range(3):
+        moved = [int(off[rank].sum()), int(off[:, rank].sum())]
+        assert plan.staging_bytes(rank) == (sum(moved) if wire == MPI else 0)
+        assert small[rank] == (sum(min(n, 50_000) for n in moved) if wire == MPI else 0)
+        plain = int(plan.traffic[rank].sum() + plan.traffic[:, rank].sum())
+        assert plan.peak_bytes(rank) == plain + plan.staging_bytes(rank)
+
+
+@pytest.mark.wires
+@pytest.mark.ranks(2)
+def test_sz01_a_piece_of_more_than_2_gib(
+    request: pytest.FixtureRequest, relayout: Relayout, client: Client, wire: str
+) -> None:
+    # https://github.com/mpi4py/mpi4py/issues/575
+    if not (request.config.getoption("everything") and wire == MPI):
+        pytest.skip("takes 5 GiB: with --everything, and over MPI")
+    large, period = 2**31 + 8, 251
+    step = period << 12
+    pattern = np.tile(np.arange(period, dtype="u1"), (step // period) + 1)
+
+    def number(length: int) -> np.ndarray:
+        return np.concatenate([pattern[: min(step, length - k)] for k in range(0, length, step)])
+
+    def errors(block: np.ndarray, block_info: Any) -> np.ndarray:
+        first = block_info[0]["array-location"][0][0]
+        right = pattern[first % period :][:step]
+        parts = (block[k : k + step] for k in range(0, len(block), step))
+        return np.array([sum(int((part != right[: len(part)]).sum()) for part in parts)])
+
+    first = client.submit(number, large, workers=[dr.connect(client).addresses[0]])
+    x = da.from_delayed(first, (large,), "u1").rechunk((large,))
+    y = relayout(x, dr.Uneven(0, (8, large - 8)))
+    wrong = da.map_blocks(errors, y, dtype="i8", chunks=(1,))
+    assert wrong.compute().tolist() == [0, 0]
+    (report,) = relayout.reports()
+    assert report.wires[MPI] == large - 8
+
+
+# ------------------------------------------------------------------------ who does not answer
+def impatient(dask_worker: Worker) -> None:
+    """Wait 2 seconds for messages."""
+    rank = rank_of(dask_worker)
+    assert rank is not None
+    rank.reach.mail._timeout = 2.0
+
+
+async def never_gives(dask_worker: Worker, silent: bool) -> None:
+    """Agree to send what was offered, and do not."""
+    rank = rank_of(dask_worker)
+    assert rank is not None
+    handlers: dict[str, Any] = dask_worker.handlers
+
+    async def agree(tag: int) -> bool:
+        return True
+
+    handlers["redist_give"] = agree if silent else rank.reach.mail.give
+
+
+def test_a_message_that_never_comes_is_given_up_by_name() -> None:
+    with mpi_ranks(2) as client:
+        first, second = dr.connect(client).addresses
+        x = placed(client, VALUES, (30, -1, -1))
+        client.run(impatient)
+        client.run(never_gives, silent=True, workers=[first])
+        with pytest.raises(dr.RunTimeoutError, match="over MPI from the rank on") as error:
+            dr.redistribute(x, dr.Slab.Y, client=client).compute()
+        assert first in str(error.value)
+        assert second in str(error.value)
+        client.run(never_gives, silent=False, workers=[first])
+        check(dr.redistribute(x, dr.Slab.Z, client=client), VALUES)
+        del x, error
+        until(lambda: not leftovers(client))
+
+
+# --------------------------------------------------------------------------------- the world
+@pytest.mark.wires
+@pytest.mark.ranks(3)
+def test_the_ranks_have_a_communicator_in_their_order(client: Client, wire: str) -> None:
+    def where(dask_worker: Worker) -> Any:
+        rank = rank_of(dask_worker)
+        assert rank is not None
+        comm = rank.mpi_comm
+        if comm is None:
+            return None
+        message = rank.reach.mail.groups.newest
+        assert message is not None
+        return comm.rank, comm.size, comm is message.comm
+
+    found = client.run(where)
+    for rank, address in enumerate(dr.connect(client).addresses):
+        assert found[address] == ((rank, 3, False) if wire == MPI else None)
+
+
+@pytest.mark.wires
+@pytest.mark.ranks(3)
+def test_programs_on_the_ranks_have_it_while_messages_move(client: Client, wire: str) -> None:
+    def code(nothing: Any, comm: Any) -> Any:
+        found = np.zeros(comm.size, "i8")
+        comm.mpi.Allgather(np.array([10 * comm.rank]), found)
+        return found.tolist()
+
+    if wire != MPI:
+        with pytest.raises(dr.RedistError, match="LocalMPICluster"):
+            dr.map_ranks(code, None)
+        return
+    x = placed(client, VALUES, (20, -1, -1))
+    for target in (dr.Slab.Y, dr.Slab.Z, dr.Pencil.X):
+        y = dr.redistribute(x, target).persist()
+        assert dr.map_ranks(code, None) == [[0, 10, 20]] * 3
+        check(y, VALUES)
+        del y
+
+
+def test_two_worlds_are_told_apart() -> None:
+    """Both have a rank 0 and a rank 1; that proves nothing."""
+    with dask.config.set({"redist.wire": MPI}):
+        cluster = MpiCluster(4, [(MPIEXEC, "-n", "2")] * 2)
+    with cluster, Client(cluster.scheduler_address) as client:
+        with pytest.raises(dr.RedistError, match="MPI world") as error:
+            dr.connect(client, 4)
+        assert "LocalMPICluster" in str(error.value)
+
+
+def test_mpi_cannot_be_forced_where_there_is_none() -> None:
+    with (
+        dask.config.set({"redist.wire": MPI}),
+        LocalCluster(2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0") as local,
+        Client(local) as client,
+    ):
+        with pytest.raises(dr.RedistError, match="mpi4py has not been started") as error:
+            dr.connect(client)
+        assert "LocalMPICluster" in str(error.value)
+        assert "tcp://127.0.0.1" in str(error.value)
+
+
+class World:
+    """What a module mpi4py.MPI says."""
+
+    THREAD_SERIALIZED = 2
+
+    def __init__(self, level: int, size: int = 2, rank: int = 0) -> None:
+        self.COMM_WORLD = self
+        self.level, self.size, self.rank = level, size, rank
+        self.sent: list[tuple[Any, int, int]] = []
+
+    def Query_thread(self) -> int:
+        return self.level
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (None, "has not been started"),
+        (World(3, size=1), "alone"),
+        (World(1), "thread level 1"),
+        (World(2), ""),
+        (World(3), ""),
+    ],
+)
+def test_why_a_rank_has_no_mpi(
+    monkeypatch: pytest.MonkeyPatch, world: World | None, reason: str
+) -> None:
+    monkeypatch.setattr(mpigroup, "mpi_here", lambda: world)
+
+    class Here:
+        address = "tcp://here:1"
+
+    here: Any = Here()
+    groups = Groups(here, Post("no thread"))
+    assert reason in groups.why_not()
+    assert bool(groups.why_not()) == bool(reason)
+    assert asyncio.run(groups.prove("tcp://here:1", 0)) == (not reason)
+    assert groups.newest is None
+    with pytest.raises(OSError, match="communicator 3"):
+        groups[3]
