@@ -44,8 +44,8 @@ class Joined(NamedTuple):
     ranks: IntArray
 
 
-def by_value(values: Sequence[Hashable]) -> str:
-    """Say which ranks have which value.
+def by_value(values: Sequence[Hashable | None]) -> str:
+    """Say which ranks have which value; those with None are left out.
 
     Examples
     --------
@@ -54,7 +54,8 @@ def by_value(values: Sequence[Hashable]) -> str:
     """
     ranks: dict[Hashable, list[int]] = {}
     for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
+        if value is not None:
+            ranks.setdefault(value, []).append(rank)
     return "; ".join(
         f"{value} on rank{'s'[: len(on) - 1]} {', '.join(map(str, on))}"
         for value, on in ranks.items()

@@ -287,8 +287,8 @@ class Programs:
                 await asyncio.wait_for(program.changed.wait(), left)
             except TimeoutError:
                 continue
-        if error := self._lost(program):
-            return error
+        if gone := self._lost(program):
+            return gone
         reports = [program.reports.get(seat.seat) for seat in program.seats]
         failed = [report for report in reports if report and report["error"] is not None]
         for report in sorted(failed, key=lambda each: bool(each["released"])):
@@ -311,8 +311,8 @@ class Programs:
             self._roster.ask(seat, "redist_value", number=program.number) for seat in program.seats
         )
         answers: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
-        if error := self._wrong(program, answers):
-            return {"error": error}
+        if wrong := self._wrong(program, answers):
+            return {"error": wrong}
         return {"values": [answer["value"] for answer in answers]}
 
     async def _keep(self, program: Program, joined: Joined) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from dask_redist.joining import by_value, whole_shape
 from dask_redist.mailbox import RETURNED
 from dask_redist.partials import Cut, Leaf
 from dask_redist.partition import check_rank, integer
-from dask_redist.program import Program
+from dask_redist.program import Program, Targeted
 from dask_redist.reduceop import ReduceOp, as_op, combine
 from dask_redist.wires import Place
 
@@ -181,7 +181,7 @@ class RankComm:
         elif self.rank == src:
             problem = problem or TypeError("broadcast of None: the rank src has to give a tensor")
         brought = self._agree(Call("broadcast", (("src", src),)), mine, problem)
-        self._check_alike([each for each in brought if each is not None])
+        self._check_alike(brought)
         found: Tensor = brought[src]
         return self._read_whole(src, found)
 
@@ -273,14 +273,16 @@ class RankComm:
         landing.open(number, target)
         offsets = self._agree(call, self._program.offset(target), problem)
         holders = in_layout.held_by(self.size) if isinstance(in_layout, Replicated) else None
-        for k in range(self.size):
+        pieces = []
+        for k in range(self.size):  # each begins with itself: they do not all write to one at once
             rank = (self.rank + k) % self.size
             if holders is not None and self.rank != _giver(rank, holders.tolist()):
                 continue
             piece = _piece(array, sources[self.rank], targets[rank])
             if piece is not None:
                 place = Place(number, offsets[rank], targets[rank].shape, array.dtype)
-                self._program.write(rank, [(place, *piece)])
+                pieces.append(Targeted(rank, place, *piece))
+        self._program.write(pieces)
         self._agree(call)
         landing.close(number)
         if out is None:
@@ -316,7 +318,8 @@ class RankComm:
             The problem of the lowest rank that has one; on all ranks.
         """
         self._check_use()
-        letters = self._program.exchange(pickle.dumps((call, fact, problem)))
+        # NumPy pickles the byte order of an array in protocol 5 only, and of contiguous ones only.
+        letters = self._program.exchange(pickle.dumps((call, fact, problem), protocol=5))
         returned = Call("return"), None, None
         said = [pickle.loads(letter) if letter != RETURNED else returned for letter in letters]
         if any(theirs != call for theirs, _, _ in said):
@@ -345,26 +348,26 @@ class RankComm:
         problem = problem or _no_bytes(array)
         if problem is None and itself:
             if array.nbytes <= INLINE:
-                return tensor._replace(array=array), None
+                return tensor._replace(array=np.array(array, order="C")), None
             try:
                 return tensor._replace(leaf=self._program.lay(array, copied)), None
             except AdmissionError as error:
                 problem = error
         return tensor, problem
 
-    def _check_alike(self, brought: Sequence[Tensor]) -> None:
+    def _check_alike(self, brought: Sequence[Tensor | None]) -> None:
         """Raise unless the tensors have one dtype and shape; on all ranks, since all know them."""
         self._check_dtypes(brought)
-        shapes = [each.shape for each in brought]
-        if len(set(shapes)) > 1:
+        shapes = [each and each.shape for each in brought]
+        if len({shape for shape in shapes if shape is not None}) > 1:
             raise LayoutError(
                 f"the tensors must all have one shape, but there is {by_value(shapes)}"
             )
 
     @staticmethod
-    def _check_dtypes(brought: Sequence[Tensor]) -> None:
-        dtypes = [each.dtype for each in brought]
-        if len(set(dtypes)) > 1:
+    def _check_dtypes(brought: Sequence[Tensor | None]) -> None:
+        dtypes = [each and each.dtype for each in brought]
+        if len({dtype for dtype in dtypes if dtype is not None}) > 1:
             raise TypeError(f"the tensors must all have one dtype, but there is {by_value(dtypes)}")
 
     def _no_rank(self, rank: int) -> Exception | None:

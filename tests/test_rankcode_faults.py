@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def works(client: Client) -> None:
 
 
 def pid(client: Client, rank: int) -> int:
-    return dr.connect(client).seats[rank].process.pid
+    found: int = dr.connect(client).seats[rank].process.pid
+    return found
 
 
 class InAThread(threading.Thread):
@@ -69,7 +71,7 @@ class InAThread(threading.Thread):
     def __init__(self, code: Callable[..., Any], client: Client, *args: Any) -> None:
         super().__init__(daemon=True)
         self.error: BaseException | None = None
-        self._call = lambda: dr.map_ranks(code, None, *args, client=client)
+        self._call = partial(dr.map_ranks, code, None, *args, client=client)
         self.start()
 
     def run(self) -> None:
@@ -293,7 +295,7 @@ def test_memory_that_a_stopped_rank_may_write_is_handed_out_to_nobody(
                 os.kill(os.getpid(), signal.SIGSTOP)
                 write(*args)
 
-            comm._program.write = stop  # type: ignore[method-assign]
+            comm._program.write = stop  # type: ignore[assignment,method-assign]
         comm.redistribute(np.ones((4, 30_000)), dr.Slab.X, dr.Slab.Y)
 
     process = psutil.Process(pid(client, 1))
