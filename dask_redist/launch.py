@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import NamedTuple, NoReturn
 
 from dask_redist import world
+from dask_redist.mpicluster import telling
 
 #: seconds that two ranks may take to say what MPI they are on
 PATIENCE = 30.0
@@ -51,8 +52,8 @@ def find_mpi() -> Found:
         return Found(None, f"{' '.join(launch) or 'MPI'} did not answer within {PATIENCE:g} s")
     rows = [json.loads(line) for line in out.splitlines() if line.startswith('{"launch"')]
     if not rows:
-        said = [line for line in err.splitlines() if line.strip()] or ["it said nothing"]
-        return Found(None, f"{mpiexec or sys.executable} failed ({process.returncode}): {said[-1]}")
+        said = telling(out + err) or "it said nothing"
+        return Found(None, f"{mpiexec or sys.executable} failed ({process.returncode}): {said}")
     return _judge(mpiexec, world.World(**rows[0]["world"]), rows)
 
 

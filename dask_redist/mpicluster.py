@@ -282,10 +282,7 @@ class MPIRanks(ProcessInterface):
 
     def _reason(self) -> str:
         """The most telling line that was printed."""
-        lines = [line.strip() for line in self.output().splitlines() if line.strip()]
-        lines = [line for line in lines if not line.startswith(("=", "rank "))]
-        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-        return (errors or lines or ["it printed nothing"])[-1]
+        return telling(self.output()) or "it printed nothing"
 
 
 def _environment() -> dict[str, str]:
@@ -327,6 +324,23 @@ def who_died(output: str, n_ranks: int, gone: Sequence[Any] = ()) -> str:
         return f"one of {n_ranks} ranks has died"
     rank, pid = found[0]
     return f"rank {rank} of {n_ranks} (PID {pid}) has died"
+
+
+def telling(output: str) -> str | None:
+    r"""Return the line of an error, else the first one that is not of a worker's usual log.
+
+    Examples
+    --------
+    >>> telling("rank 0 is PID 7\nTraceback ...\nOSError: [Errno 5] x\n====\nMPI_Abort")
+    'OSError: [Errno 5] x'
+    >>> telling("-------\nThere are not enough slots.\nEither ...\n-----")
+    'There are not enough slots.'
+    """
+    lines = [line.strip() for line in output.splitlines() if re.search(r"\w", line)]
+    lines = [line for line in lines if " - INFO - " not in line]
+    lines = [line for line in lines if not line.startswith(("=", "rank "))]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return errors[-1] if errors else next(iter(lines), None)
 
 
 def fail_what_waits(scheduler: Scheduler, error: Exception) -> None:

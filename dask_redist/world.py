@@ -26,11 +26,21 @@ LAUNCHERS = (
     ("MPICH or one of its kin", "PMI_SIZE", "PMI_RANK"),
     ("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
-#: how the variables begin that tie a process to its launcher; its own children must not have them
-PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "MPI_LOCAL")
+#: how the variables begin that tie a process to its launcher: its own children must not have them,
+#: but what a user sets for launchers (OMPI_ALLOW_..., PRTE_MCA_..., HYDRA_...) they must have
+TIES = (
+    *("PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER", "PMIX_SECURITY", "HYDI_", "MPI_LOCAL"),
+    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_MCA_ess_", "OMPI_MCA_orte_"),
+)
 
-#: for an mpiexec that is to start its ranks on this host, even inside a batch job
-ON_THIS_HOST = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+#: for an mpiexec that is to start its ranks on this host, even inside a batch job, and more than
+#: there are cores (MPICH does that anyway)
+ON_THIS_HOST = {
+    "HYDRA_LAUNCHER": "fork",
+    "HYDRA_RMK": "user",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
 
 INSTALL = "pip install 'dask-redist[mpi]' for the site's MPI, 'dask-redist[mpich]' to bring one"
 
@@ -193,7 +203,7 @@ def require_mpiexec() -> str:
 
 def clean_environment() -> dict[str, str]:
     """The environment without what ties this process to its launcher, for another mpiexec."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(TIES)}
 
 
 def _one_line(error: BaseException) -> str:
