@@ -20,7 +20,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import IO, Any, NoReturn
 
 import dask
@@ -103,7 +102,7 @@ class LocalMPICluster(SpecCluster):
             raise ValueError(f"n_workers is {n!r}; it must be a whole number from 1")
         seconds = config.seconds("timeout") if timeout is None else parse_timedelta(timeout, "s")
         ranks = {
-            "mpiexec": find_all(),
+            "mpiexec": world.require_mpiexec(),
             "n_ranks": n,
             "timeout": seconds,
             "worker": {
@@ -162,25 +161,6 @@ def _refuse(what: str) -> NoReturn:
         f"cannot {what}: mpiexec fixes the number of MPI ranks when it starts them; close this "
         "cluster and make another one with LocalMPICluster(n_workers=...)"
     )
-
-
-def find_all() -> str:
-    """The mpiexec to use.
-
-    Raises
-    ------
-    RedistError
-        There is no mpi4py or no mpiexec.
-    """
-    if find_spec("mpi4py") is None:
-        raise RedistError(f"mpi4py is not installed: {world.INSTALL}")
-    mpiexec = world.find_mpiexec()
-    if mpiexec is None:
-        raise RedistError(
-            f"no mpiexec beside {sys.executable} or on PATH: load the site's MPI (module "
-            "load ...), or pip install 'dask-redist[mpich]'"
-        )
-    return mpiexec
 
 
 class MPIRanks(ProcessInterface):
@@ -302,10 +282,7 @@ class MPIRanks(ProcessInterface):
 
     def _reason(self) -> str:
         """The most telling line that was printed."""
-        lines = [line.strip() for line in self.output().splitlines() if line.strip()]
-        lines = [line for line in lines if not line.startswith(("=", "rank "))]
-        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-        return (errors or lines or ["it printed nothing"])[-1]
+        return telling(self.output()) or "it printed nothing"
 
 
 def _environment() -> dict[str, str]:
@@ -316,8 +293,7 @@ def _environment() -> dict[str, str]:
         **{name: str(value) for name, value in before_start.items() if value is not None},
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(dask.config.global_config),
-        "HYDRA_LAUNCHER": "fork",
-        "HYDRA_RMK": "user",
+        **world.ON_THIS_HOST,
     }
 
 
@@ -348,6 +324,23 @@ def who_died(output: str, n_ranks: int, gone: Sequence[Any] = ()) -> str:
         return f"one of {n_ranks} ranks has died"
     rank, pid = found[0]
     return f"rank {rank} of {n_ranks} (PID {pid}) has died"
+
+
+def telling(output: str) -> str | None:
+    r"""Return the line of an error, else the first one that is not of a worker's usual log.
+
+    Examples
+    --------
+    >>> telling("rank 0 is PID 7\nTraceback ...\nOSError: [Errno 5] x\n====\nMPI_Abort")
+    'OSError: [Errno 5] x'
+    >>> telling("-------\nThere are not enough slots.\nEither ...\n-----")
+    'There are not enough slots.'
+    """
+    lines = [line.strip() for line in output.splitlines() if re.search(r"\w", line)]
+    lines = [line for line in lines if " - INFO - " not in line]
+    lines = [line for line in lines if not line.startswith(("=", "rank "))]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return errors[-1] if errors else next(iter(lines), None)
 
 
 def fail_what_waits(scheduler: Scheduler, error: Exception) -> None:

@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,21 @@ LAUNCHERS = (
     ("MPICH or one of its kin", "PMI_SIZE", "PMI_RANK"),
     ("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
-#: how the variables begin that tie a process to its launcher; its own children must not have them
-PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "MPI_LOCAL")
+#: how the variables begin that tie a process to its launcher: its own children must not have them,
+#: but what a user sets for launchers (OMPI_ALLOW_..., PRTE_MCA_..., HYDRA_...) they must have
+TIES = (
+    *("PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER", "PMIX_SECURITY", "HYDI_", "MPI_LOCAL"),
+    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_MCA_ess_", "OMPI_MCA_orte_"),
+)
+
+#: for an mpiexec that is to start its ranks on this host, even inside a batch job, and more than
+#: there are cores (MPICH does that anyway)
+ON_THIS_HOST = {
+    "HYDRA_LAUNCHER": "fork",
+    "HYDRA_RMK": "user",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
 
 INSTALL = "pip install 'dask-redist[mpi]' for the site's MPI, 'dask-redist[mpich]' to bring one"
 
@@ -168,9 +182,28 @@ def find_mpiexec() -> str | None:
     return shutil.which("mpiexec") or shutil.which("mpirun")
 
 
+def require_mpiexec() -> str:
+    """The mpiexec to use.
+
+    Raises
+    ------
+    RedistError
+        There is no mpi4py or no mpiexec.
+    """
+    if find_spec("mpi4py") is None:
+        raise RedistError(f"mpi4py is not installed: {INSTALL}")
+    mpiexec = find_mpiexec()
+    if mpiexec is None:
+        raise RedistError(
+            f"no mpiexec beside {sys.executable} or on PATH: load the site's MPI (module "
+            "load ...), or pip install 'dask-redist[mpich]'"
+        )
+    return mpiexec
+
+
 def clean_environment() -> dict[str, str]:
     """The environment without what ties this process to its launcher, for another mpiexec."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(TIES)}
 
 
 def _one_line(error: BaseException) -> str:
