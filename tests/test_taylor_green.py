@@ -153,7 +153,7 @@ def test_with_a_local_cluster() -> None:
 def test_with_mpiexec(layout: str, n: int) -> None:
     lines = run(
         *("timeout", "100", str(MPIEXEC), "-n", "6", sys.executable, str(SCRIPT)),
-        *("--layout", layout, "--n", str(n), "--steps", "2"),
+        *("--layout", layout, "--n", str(n), "--steps", "2", "--interface", "lo"),
     )
     assert "4 on 1 host" in lines[0]
     check_output(lines, n, 2)
