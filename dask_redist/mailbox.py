@@ -41,8 +41,8 @@ class Mailbox:
         self._ranks = ranks
         self._changed = threading.Condition()
         self._letters: dict[int, dict[int, bytes]] = {}
-        #: ranks whose function has returned
-        self._returned: set[int] = set()
+        #: ranks whose function has returned, and from which step on they say no more
+        self._returned: dict[int, int] = {}
         #: why the program has ended
         self.ended: str | None = None
 
@@ -51,7 +51,7 @@ class Mailbox:
         with self._changed:
             self._letters.setdefault(step, {}).setdefault(sender, letter)
             if letter == RETURNED:
-                self._returned.add(sender)
+                self._returned[sender] = step
             self._changed.notify_all()
 
     def end(self, why: str) -> None:
@@ -82,4 +82,5 @@ class Mailbox:
 
     def _missing(self, step: int) -> list[int]:
         there = self._letters.get(step, {})
-        return [r for r in range(self._ranks) if r not in there and r not in self._returned]
+        silent = {rank for rank, last in self._returned.items() if step >= last}
+        return [rank for rank in range(self._ranks) if rank not in there and rank not in silent]

@@ -20,7 +20,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import IO, Any, NoReturn
 
 import dask
@@ -103,7 +102,7 @@ class LocalMPICluster(SpecCluster):
             raise ValueError(f"n_workers is {n!r}; it must be a whole number from 1")
         seconds = config.seconds("timeout") if timeout is None else parse_timedelta(timeout, "s")
         ranks = {
-            "mpiexec": find_all(),
+            "mpiexec": world.require_mpiexec(),
             "n_ranks": n,
             "timeout": seconds,
             "worker": {
@@ -162,25 +161,6 @@ def _refuse(what: str) -> NoReturn:
         f"cannot {what}: mpiexec fixes the number of MPI ranks when it starts them; close this "
         "cluster and make another one with LocalMPICluster(n_workers=...)"
     )
-
-
-def find_all() -> str:
-    """The mpiexec to use.
-
-    Raises
-    ------
-    RedistError
-        There is no mpi4py or no mpiexec.
-    """
-    if find_spec("mpi4py") is None:
-        raise RedistError(f"mpi4py is not installed: {world.INSTALL}")
-    mpiexec = world.find_mpiexec()
-    if mpiexec is None:
-        raise RedistError(
-            f"no mpiexec beside {sys.executable} or on PATH: load the site's MPI (module "
-            "load ...), or pip install 'dask-redist[mpich]'"
-        )
-    return mpiexec
 
 
 class MPIRanks(ProcessInterface):
@@ -316,8 +296,7 @@ def _environment() -> dict[str, str]:
         **{name: str(value) for name, value in before_start.items() if value is not None},
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(dask.config.global_config),
-        "HYDRA_LAUNCHER": "fork",
-        "HYDRA_RMK": "user",
+        **world.ON_THIS_HOST,
     }
 
 

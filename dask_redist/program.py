@@ -12,10 +12,10 @@ reaches it. What was laid out stays until the step after: then all have read it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from distributed import Worker
@@ -30,6 +30,15 @@ from dask_redist.ranks import Seat
 from dask_redist.reach import Reach
 from dask_redist.run import Outputs, RunTable
 from dask_redist.wires import Place, Wire
+
+
+class Targeted(NamedTuple):
+    """A piece, and where it goes: the rank, its array, the place in that."""
+
+    rank: int
+    place: Place
+    target: tuple[slice, ...]
+    piece: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -239,13 +248,14 @@ class Program:
         (array,) = self.means.reach.read(self.seats[rank], self.number, [leaf], cut)
         return array
 
-    def write(
-        self, rank: int, pieces: Sequence[tuple[Place, tuple[slice, ...], NDArray[Any]]]
-    ) -> None:
-        """Write pieces to their places in an array that another rank has opened."""
-        seat = self.seats[rank].seat
-        wire: Wire = self.means.reach.wire_to(self._table, seat)
-        for place, target, piece in pieces:
+    def write(self, pieces: Iterable[Targeted]) -> None:
+        """Write pieces to their places in arrays that ranks have opened; all have arrived then."""
+        wires: list[Wire] = []
+        for rank, place, target, piece in pieces:
+            seat = self.seats[rank].seat
+            wire = self.means.reach.wire_to(self._table, seat)
             wire.write(place, target, piece)
-        wire.flush()
-        self.means.reach.credit(seat, sum(piece.nbytes for _, _, piece in pieces))
+            wires.append(wire)
+            self.means.reach.credit(seat, piece.nbytes)
+        for wire in wires:
+            wire.flush()

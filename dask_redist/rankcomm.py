@@ -24,7 +24,7 @@ from dask_redist.joining import by_value, whole_shape
 from dask_redist.mailbox import RETURNED
 from dask_redist.partials import Cut, Leaf
 from dask_redist.partition import check_rank, integer
-from dask_redist.program import Program
+from dask_redist.program import Program, Targeted
 from dask_redist.reduceop import ReduceOp, as_op, combine
 from dask_redist.wires import Place
 
@@ -273,14 +273,16 @@ class RankComm:
         landing.open(number, target)
         offsets = self._agree(call, self._program.offset(target), problem)
         holders = in_layout.held_by(self.size) if isinstance(in_layout, Replicated) else None
-        for k in range(self.size):
+        pieces = []
+        for k in range(self.size):  # each begins with itself: they do not all write to one at once
             rank = (self.rank + k) % self.size
             if holders is not None and self.rank != _giver(rank, holders.tolist()):
                 continue
             piece = _piece(array, sources[self.rank], targets[rank])
             if piece is not None:
                 place = Place(number, offsets[rank], targets[rank].shape, array.dtype)
-                self._program.write(rank, [(place, *piece)])
+                pieces.append(Targeted(rank, place, *piece))
+        self._program.write(pieces)
         self._agree(call)
         landing.close(number)
         if out is None:
@@ -316,7 +318,8 @@ class RankComm:
             The problem of the lowest rank that has one; on all ranks.
         """
         self._check_use()
-        letters = self._program.exchange(pickle.dumps((call, fact, problem)))
+        # NumPy pickles the byte order of an array in protocol 5 only, and of contiguous ones only.
+        letters = self._program.exchange(pickle.dumps((call, fact, problem), protocol=5))
         returned = Call("return"), None, None
         said = [pickle.loads(letter) if letter != RETURNED else returned for letter in letters]
         if any(theirs != call for theirs, _, _ in said):
@@ -345,7 +348,7 @@ class RankComm:
         problem = problem or _no_bytes(array)
         if problem is None and itself:
             if array.nbytes <= INLINE:
-                return tensor._replace(array=array), None
+                return tensor._replace(array=np.array(array, order="C")), None
             try:
                 return tensor._replace(leaf=self._program.lay(array, copied)), None
             except AdmissionError as error:

@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ LAUNCHERS = (
 )
 #: how the variables begin that tie a process to its launcher; its own children must not have them
 PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "MPI_LOCAL")
+
+#: for an mpiexec that is to start its ranks on this host, even inside a batch job
+ON_THIS_HOST = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
 
 INSTALL = "pip install 'dask-redist[mpi]' for the site's MPI, 'dask-redist[mpich]' to bring one"
 
@@ -166,6 +170,25 @@ def find_mpiexec() -> str | None:
     if os.access(beside, os.X_OK):
         return str(beside)
     return shutil.which("mpiexec") or shutil.which("mpirun")
+
+
+def require_mpiexec() -> str:
+    """The mpiexec to use.
+
+    Raises
+    ------
+    RedistError
+        There is no mpi4py or no mpiexec.
+    """
+    if find_spec("mpi4py") is None:
+        raise RedistError(f"mpi4py is not installed: {INSTALL}")
+    mpiexec = find_mpiexec()
+    if mpiexec is None:
+        raise RedistError(
+            f"no mpiexec beside {sys.executable} or on PATH: load the site's MPI (module "
+            "load ...), or pip install 'dask-redist[mpich]'"
+        )
+    return mpiexec
 
 
 def clean_environment() -> dict[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -40,25 +42,22 @@ def data_of(dask_worker: Any) -> dict[Any, int]:
 @pytest.mark.sample
 @pytest.mark.wires
 @pytest.mark.parametrize("shape", [(7, 3), (2, 3), (11,)], ids=str)
-@pytest.mark.parametrize("layout", ["slab", "last", "grid", "uneven", "boxes"])
-def test_each_rank_gets_its_box(
-    client: Client, ranks: int, shape: tuple[int, ...], layout: str
-) -> None:
+def test_each_rank_gets_its_box(client: Client, ranks: int, shape: tuple[int, ...]) -> None:
     want = ar(*shape)
-    by_name: dict[str, Any] = {
-        "slab": dr.Slab.X,
-        "last": dr.Slab(-1),
-        "grid": dr.Block((1,) * (len(shape) - 1) + (ranks,)),
-        "uneven": dr.Uneven(0, (*[0] * (ranks - 1), shape[0])),
-        "boxes": dr.Boxes([dr.Slab.X.box(ranks - 1 - rank, shape, ranks) for rank in range(ranks)]),
-    }
-    at = by_name[layout]
-    x = dr.redistribute(fa(want, 2), at)
-    for array in (x, x.persist()):
-        found = dr.map_ranks(echo, array, axis=0)
-        assert [rank for rank, _ in found] == list(range(ranks))
-        for rank, local in found:
-            same(local, want[at.box(rank, shape, ranks).slices])
+    turned = [dr.Slab.X.box(ranks - 1 - rank, shape, ranks) for rank in range(ranks)]
+    for at in (
+        dr.Slab.X,
+        dr.Slab(-1),
+        dr.Block((1,) * (len(shape) - 1) + (ranks,)),
+        dr.Uneven(0, (*[0] * (ranks - 1), shape[0])),
+        dr.Boxes(turned),
+    ):
+        lazy = dr.redistribute(fa(want, 2), at)
+        for x in (lazy, lazy.persist()):
+            found = dr.map_ranks(echo, x, axis=0)
+            assert [rank for rank, _ in found] == list(range(ranks))
+            for rank, local in found:
+                same(local, want[at.box(rank, shape, ranks).slices])
 
 
 @pytest.mark.sample
@@ -261,6 +260,24 @@ def test_two_at_once(client: Client, ranks: int) -> None:
     for base, values in enumerate(found):
         want = sum((base + step) * ranks + ranks * (ranks - 1) / 2 for step in range(10))
         assert values == [want] * ranks
+
+
+@pytest.mark.ranks(3)
+def test_one_after_the_other_in_one_order(client: Client, ranks: int, tmp_path: Path) -> None:
+    def code(nothing: None, comm: RankComm, number: int) -> None:
+        with open(tmp_path / f"rank-{comm.rank}", "a") as log:
+            log.write(f"{number} begins\n")
+            log.flush()
+            time.sleep(0.01 * comm.rank)
+            log.write(f"{number} ends\n")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda number: dr.map_ranks(code, None, number), range(12)))
+    (first, *others) = [(tmp_path / f"rank-{r}").read_text().splitlines() for r in range(ranks)]
+    numbers = [line.split()[0] for line in first[::2]]
+    assert sorted(map(int, numbers)) == list(range(12))
+    assert first == [f"{n} {what}" for n in numbers for what in ("begins", "ends")]
+    assert others == [first] * (ranks - 1)
 
 
 @pytest.mark.ranks(2, 3)
