@@ -125,10 +125,11 @@ class Flow:
 @click.option("--n", default=64, show_default=True, help="Points along each axis.")
 @click.option("--steps", default=5, show_default=True, help=f"Steps of {DT}.")
 @click.option("--layout", default="slab", show_default=True, type=click.Choice(["slab", "pencil"]))
+@click.option("--interface", help="Network that MPI ranks use for Dask, such as ib0.")
 @click.option("--local", metavar="RANKS", type=int, help="A local cluster instead of MPI.")
-def main(n: int, steps: int, layout: str, local: int | None) -> None:
+def main(n: int, steps: int, layout: str, interface: str | None, local: int | None) -> None:
     here = {"n_workers": local, "threads_per_worker": 1, "dashboard_address": ":0"}
-    with Client(**here) if local else dr.mpi() as client:
+    with Client(**here) if local else dr.mpi(interface=interface) as client:
         ranks = dr.connect(client)
         fourier = Fourier(n, layout, ranks.size)
         print(ranks, *(at for at, _ in fourier.stages), sep="\n")

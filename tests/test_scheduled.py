@@ -200,7 +200,7 @@ def sbatch(slurm: dict[str, str], store: Path, result: Path) -> Done:
     spool = result.parent / "spool"
     spool.mkdir()
     script = str(shutil.copy(SLURM, spool / "slurm_script"))
-    return run("sh", script, str(store), str(result), env=slurm, cwd=spool)
+    return run(*("sh", script, str(store), str(result), "--interface", "lo"), env=slurm, cwd=spool)
 
 
 def test_slurm(slurm: dict[str, str], maps: Path, tmp_path: Path) -> None:

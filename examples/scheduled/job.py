@@ -38,11 +38,11 @@ def fail(code: int, why: str, error: BaseException | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def start(stack: ExitStack, local: int | None) -> tuple[Client, int]:
+def start(stack: ExitStack, local: int | None, interface: str | None) -> tuple[Client, int]:
     """Ranks: those of the MPI job that this process is in, or processes of this machine."""
     try:
         here = {"n_workers": local, "threads_per_worker": 1, "dashboard_address": ":0"}
-        client = stack.enter_context(Client(**here) if local else dr.mpi())
+        client = stack.enter_context(Client(**here) if local else dr.mpi(interface=interface))
         ranks = dr.connect(client, n_ranks=local)
     except (dr.RedistError, OSError) as error:
         fail(os.EX_UNAVAILABLE, "no ranks", error)
@@ -106,11 +106,12 @@ def unreadable(client: Client, store: Path) -> list[int]:
 @click.command()
 @click.argument("store", type=click.Path(path_type=Path))
 @click.argument("result", type=click.Path(path_type=Path))
+@click.option("--interface", help="Network that MPI ranks use for Dask, such as ib0.")
 @click.option("--local", metavar="RANKS", type=int, help="A local cluster instead of MPI.")
-def main(store: Path, result: Path, local: int | None) -> None:
+def main(store: Path, result: Path, interface: str | None, local: int | None) -> None:
     """Write the climatology of the maps in STORE to RESULT, a Zarr store or a .nc file."""
     with ExitStack() as stack:
-        client, ranks = start(stack, local)
+        client, ranks = start(stack, local, interface)
         maps = open_maps(store)
         part = result.with_name(f".{result.name}.{os.getpid()}.part")
         try:
