@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import pickle
 import time
 from contextlib import contextmanager
@@ -149,7 +150,7 @@ def mpi_ranks(n: int, wire: str | None) -> Iterator[tuple[Client, dr.Ranks]]:
     """A client of n MPI ranks on this machine."""
     with (
         dask.config.set({"redist.wire": wire}),
-        dr.LocalMPICluster(n, dashboard_address=None) as cluster,
+        dr.LocalMPICluster(n, dashboard_address=None, silence_logs=logging.ERROR) as cluster,
         Client(cluster) as client,
     ):
         yield client, dr.connect(client, n)

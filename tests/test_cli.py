@@ -285,6 +285,10 @@ def test_the_verdict_is_honest() -> None:
             ["shared memory", "dask comm", "dask comm"],
             ["1 of 3 pairs share", "2 of 3 pairs talk"],
         ),
+        (
+            ["shared memory", "mpi", "mpi", "dask comm"],
+            ["1 of 4 pairs share memory", "2 of 4 pairs talk over MPI", "1 of 4 pairs talk over D"],
+        ),
     ],
 )
 def test_wires_in_plain_words(wires: list[str], words: list[str]) -> None:
