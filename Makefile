@@ -16,7 +16,7 @@ HAS_DEMO := .venv/demo-$(KEY)
 HAS_TEST := .venv/test-$(KEY)
 RESULTS := benchmarks/results
 
-.PHONY: help demo test test-all bench conformance lint types docs clean
+.PHONY: help demo test test-all bench conformance lint types docs pictures clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -55,6 +55,10 @@ types: $(HAS_TEST)
 docs: $(HAS_TEST)
 	rm -rf docs/generated
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+# What Jupyter shows, as images; needs Chromium.
+pictures: $(HAS_TEST)
+	$(BIN)/python docs/pictures.py docs/_build/pictures
 
 clean:
 	rm -f dask_redist/_stream.so
