@@ -225,7 +225,8 @@ class MPIRanks(ProcessInterface):
                 if (code := self.process.poll()) is not None:
                     raise RedistError(
                         f"mpiexec ended ({_ending(code)}) before its {self.n_ranks} ranks were "
-                        f"there: {self._reason()}"
+                        f"there: {self._reason()} (does {self.mpiexec} fit mpi4py? "
+                        "dask-redist info says so)"
                     )
                 if time.monotonic() > deadline:
                     raise RedistError(
