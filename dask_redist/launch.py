@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import NamedTuple, NoReturn
 
 from dask_redist import world
-from dask_redist.mpicluster import telling
+from dask_redist.mpijob import telling
 
 #: seconds that two ranks may take to say what MPI they are on
 PATIENCE = 30.0
