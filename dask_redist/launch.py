@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from typing import NamedTuple, NoReturn
 
 from dask_redist import world
-from dask_redist.mpicluster import telling
+from dask_redist.mpijob import telling
 
 #: seconds that two ranks may take to say what MPI they are on
 PATIENCE = 30.0
-ASK = "from mpi4py import MPI; from dask_redist.world import main; main()"
+ASK = "from dask_redist.world import main; main()"
 
 
 class Found(NamedTuple):
@@ -50,23 +50,17 @@ def find_mpi() -> Found:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return Found(None, f"{' '.join(launch) or 'MPI'} did not answer within {PATIENCE:g} s")
-    rows = [json.loads(line) for line in out.splitlines() if line.startswith('{"launch"')]
+    rows = [json.loads(line) for line in out.splitlines() if line.startswith(('{"w', '{"e'))]
     if not rows:
         said = telling(out + err) or "it said nothing"
         return Found(None, f"{mpiexec or sys.executable} failed ({process.returncode}): {said}")
-    return _judge(mpiexec, world.World(**rows[0]["world"]), rows)
-
-
-def _judge(
-    mpiexec: str | None, one: world.World, rows: list[dict[str, dict[str, object]]]
-) -> Found:
+    for row in rows:
+        if "error" in row:
+            return Found(None, row["error"])
+    one = world.World(**rows[0]["world"])
     level = f"MPI {one.standard}, thread level {one.thread_level}"
     if mpiexec is None:
         return Found(one.library, f"{level}; no mpiexec beside Python or on PATH: {world.INSTALL}")
-    for row in rows:
-        launched = world.Launch(**row["launch"]) if row["launch"] else None  # type: ignore[arg-type]
-        if reason := world.mismatch(launched, world.World(**row["world"])):  # type: ignore[arg-type]
-            return Found(one.library, f"does not fit {mpiexec}: {reason}")
     if one.size == 1:
         return Found(
             one.library,

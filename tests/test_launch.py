@@ -60,8 +60,6 @@ def test_an_mpiexec_of_another_mpi(
 ) -> None:
     mpiexec(tmp_path, monkeypatch, script)
     found = find_mpi()
-    assert found.library is not None
-    assert f"does not fit {tmp_path}/mpiexec" in found.words
     assert words in found.words
     assert "MPICH" in found.words
 
