@@ -30,12 +30,13 @@ from dask_redist import config
 from dask_redist.arena import Arena
 from dask_redist.errors import RunTimeoutError
 from dask_redist.mpigroup import Group, Groups
+from dask_redist.packing import Header, cut_up, pack, unpack
 from dask_redist.partials import Cut, Leaf
 from dask_redist.post import Post
 from dask_redist.ranks import Seat
 from dask_redist.segment import Bytes
 from dask_redist.staging import Staging
-from dask_redist.wires import Header, MessageWire, cut_up, pack, unpack
+from dask_redist.wires import MessageWire
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from dask_redist.partials import Cut, Leaf
 from dask_redist.ranks import Seat
 from dask_redist.reach import Reach
 from dask_redist.run import Outputs, RunTable
-from dask_redist.wires import Place, Wire
+from dask_redist.wires import Place, Wire, flush_all
 
 
 class Targeted(NamedTuple):
@@ -257,5 +257,4 @@ class Program:
             wire.write(place, target, piece)
             wires.append(wire)
             self.means.reach.credit(seat, piece.nbytes)
-        for wire in wires:
-            wire.flush()
+        flush_all(wires)

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from dask_redist.arena import Block
 from dask_redist.errors import ChunkMismatchError
+from dask_redist.packing import unpack
 from dask_redist.pages import Store, store
 from dask_redist.ranks import Seat
 from dask_redist.spec import Index, PartSpec
-from dask_redist.wires import MemoryWire, Place, Wire, unpack
+from dask_redist.wires import MemoryWire, Place, Wire, flush_all
 
 
 class RunTable(NamedTuple):
@@ -163,12 +164,8 @@ class RankRun:
         return any(wire.held for wire in self._wires.values())
 
     def exchange(self) -> None:
-        """Send what is held back, to the far ranks first, and to those that get most."""
-        wires = sorted(self._wires.values(), key=lambda wire: (not wire.far, -wire.held))
-        for wire in wires:
-            wire.start()
-        for wire in wires:
-            wire.flush()
+        """Send what is held back."""
+        flush_all(self._wires.values())
 
     def _places(self, chunk: Index) -> list[tuple[int, Wire, Place]]:
         """Where the copies of an output chunk are that somebody wants: seat, wire, place."""

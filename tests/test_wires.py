@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_redist.arena import Arena
+from dask_redist.packing import unpack
 from dask_redist.peers import LocalPeer
 from dask_redist.segment import part
-from dask_redist.wires import MemoryWire, MessageWire, Place, Wire, unpack
+from dask_redist.wires import MemoryWire, MessageWire, Place, Wire
 
 Message = tuple[list[list[int]], np.ndarray]
 
