@@ -25,6 +25,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from dask_redist import demo as show
+from dask_redist import world
 from dask_redist.bench import (
     GRAPH,
     P2P,
@@ -43,12 +44,12 @@ from dask_redist.cluster import local_ranks, ranks_at
 from dask_redist.connect import Ranks
 from dask_redist.errors import RedistError
 from dask_redist.field import Shape
+from dask_redist.launch import find_mpi, run_script
 from dask_redist.stream import is_compiled
 
 IO = "pip install 'dask-redist[io]'"
 FILES = "reads and writes Zarr and NetCDF files"
 GPU = "no GPU wire yet: ranks are on CPUs, with it or not"
-MPI = "ranks that one mpiexec starts on several hosts talk over MPI"
 #: optional packages: name, module, what it is for, how to get it where that helps
 OPTIONAL = (
     ("zarr", "zarr", FILES, IO),
@@ -56,7 +57,8 @@ OPTIONAL = (
     ("netCDF4", "netCDF4", FILES, IO),
     ("cftime", "cftime", "calendars of climate models", IO),
     ("iris-sample-data", "iris_sample_data", "real data of the demo", show.INSTALL),
-    ("mpi4py", "mpi4py", MPI, ""),
+    ("mpi4py", "mpi4py", "MPI jobs and clusters of MPI ranks", world.INSTALL),
+    ("dask-mpi", "dask_mpi", "scripts as MPI jobs", world.INSTALL),
     ("cupy", "cupy", GPU, ""),
     ("nvshmem4py", "nvshmem", GPU, ""),
     ("nccl4py", "nccl", GPU, ""),
@@ -202,7 +204,24 @@ def _package_table() -> Table:
         version = version_of(module)
         advice = f"{purpose}: {remedy}" if remedy and version is None else purpose
         table.add_row(package, version or "not installed", escape(advice))
+    mpi = find_mpi()
+    table.add_row("MPI", mpi.library or "not usable", escape(mpi.words))
     return table
+
+
+# --------------------------------------------------------------------------------------- run
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.option("-n", "n", type=click.IntRange(1), required=True, help="Number of MPI ranks.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(script: str, n: int, arguments: tuple[str, ...]) -> None:
+    """Run a script that says `with dask_redist.mpi()` as an MPI job of n ranks.
+
+    As mpiexec -n N python SCRIPT ARGUMENTS does, with the mpiexec that belongs to this Python. What
+    comes after -- is for the script only. The exit code is that of the script.
+    """
+    with _one_line_errors():
+        run_script(script, arguments, n)
 
 
 # -------------------------------------------------------------------------------------- demo

@@ -21,7 +21,7 @@ from distributed import Reschedule, Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 from numpy.typing import NDArray
 
-from dask_redist import config
+from dask_redist import config, world
 from dask_redist.arena import Arena, block_of
 from dask_redist.closedruns import ClosedRuns
 from dask_redist.deposits import ReduceRun, Unread, assemble_result, loaded
@@ -107,6 +107,8 @@ class Rank(WorkerPlugin):
             part.seat = self.seat
         self.lane.begin(reply["ticket"])
         _here[worker.scheduler.address, self.seat] = self
+        if worker.nanny and (launch := world.launched()) is not None and launch.size > 1:
+            _warn_of_nanny(worker)
 
     async def teardown(self, worker: Worker) -> None:
         """Refuse all writers and give everything back."""
@@ -397,6 +399,15 @@ class Rank(WorkerPlugin):
             "condemned": self.arena.condemned,
             "runs": len(self.runs) + len(self.holdings) + len(self.closed_runs),
         }
+
+
+def _warn_of_nanny(worker: Worker) -> None:
+    """Tell all clients, as Dask's ``warn`` does from tasks."""
+    text = (
+        "these workers run under a nanny, in processes that are no MPI ranks: start them with "
+        "dask-mpi --worker-class distributed.Worker"
+    )
+    worker.log_event("warn", {"message": pickle.dumps(text), "category": pickle.dumps(UserWarning)})
 
 
 def _cool(key: Any, value: Any) -> None:

@@ -14,19 +14,36 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from dask_redist.errors import RedistError
 
+OPEN_MPI = "Open MPI"
+#: libraries that its launcher works with
+ITS_KIN = ("Open MPI", "IBM Spectrum MPI")
 #: what launchers put into the environment: who they are, variable of the size, and of the rank
 LAUNCHERS = (
-    ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    (OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("MPICH or one of its kin", "PMI_SIZE", "PMI_RANK"),
     ("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
-#: how the variables begin that tie a process to its launcher; its own children must not have them
-PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "MPI_LOCAL")
+#: how the variables begin that tie a process to its launcher: its own children must not have them,
+#: but what a user sets for launchers (OMPI_ALLOW_..., PRTE_MCA_..., HYDRA_...) they must have
+TIES = (
+    *("PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER", "PMIX_SECURITY", "HYDI_", "MPI_LOCAL"),
+    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_MCA_ess_", "OMPI_MCA_orte_"),
+)
+
+#: for an mpiexec that is to start its ranks on this host, even inside a batch job, and more than
+#: there are cores (MPICH does that anyway)
+ON_THIS_HOST = {
+    "HYDRA_LAUNCHER": "fork",
+    "HYDRA_RMK": "user",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
 
 INSTALL = "pip install 'dask-redist[mpi]' for the site's MPI, 'dask-redist[mpich]' to bring one"
 
@@ -99,13 +116,21 @@ def start() -> Any:
         mpi4py or its MPI is not there, or it belongs to another MPI than the launcher.
     """
     try:
+        import mpi4py
+
+        if "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize:
+            # We start it below: one that is of another MPI ends the process when it is started.
+            mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # mpi4py is there, and finds no MPI library
         raise RedistError(f"no MPI in this Python ({_one_line(error)}): {INSTALL}") from error
-    if not MPI.Is_initialized():  # the user has set mpi4py.rc.initialize = False
+    launch, library = launched(), library_name(MPI.Get_library_version())
+    if launch is not None and launch.launcher == OPEN_MPI and not library.startswith(ITS_KIN):
+        raise RedistError(mismatch(launch, library))
+    if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    if reason := mismatch(launched(), look(MPI)):
-        raise RedistError(reason)
+    if launch is not None and launch.size > 1 and MPI.COMM_WORLD.size == 1:
+        raise RedistError(mismatch(launch, library))
     return MPI
 
 
@@ -140,22 +165,20 @@ def library_name(text: str) -> str:
     return " ".join(line.split(",")[0].replace("Version:", " ").split())
 
 
-def mismatch(launch: Launch | None, world: World) -> str | None:
-    """Why launcher and MPI cannot be of one kind, in a sentence; None if they may be.
+def mismatch(launch: Launch, library: str) -> str:
+    """Say that launcher and MPI are not of one kind, and what would be right.
 
     Examples
     --------
-    >>> alone = World(0, 1, "MPICH 5.0.2", "5.0", "multiple")
-    >>> print(mismatch(Launch("Open MPI", "OMPI_COMM_WORLD_SIZE", 2, 4), alone))
+    >>> print(mismatch(Launch(OPEN_MPI, "OMPI_COMM_WORLD_SIZE", 2, 4), "MPICH 5.0.2"))
     Open MPI launched this process as rank 2 of 4 (OMPI_COMM_WORLD_SIZE=4), but mpi4py runs on ...
     """
-    if launch is None or launch.size == 1 or world.size > 1:
-        return None
+    here = find_mpiexec()
     return (
         f"{launch.launcher} launched this process as rank {launch.rank} of {launch.size} "
-        f"({launch.variable}={launch.size}), but mpi4py runs on {world.library}, where it is "
-        "rank 0 of 1: start it with that MPI's own mpiexec"
-        + (f" ({here})" if (here := find_mpiexec()) else "")
+        f"({launch.variable}={launch.size}), but mpi4py runs on {library}, which has no part in "
+        "that: start it with that MPI's own mpiexec"
+        + (f" ({here})" if here else "")
         + ", or install an mpi4py for the launcher's MPI"
     )
 
@@ -168,9 +191,28 @@ def find_mpiexec() -> str | None:
     return shutil.which("mpiexec") or shutil.which("mpirun")
 
 
+def require_mpiexec() -> str:
+    """The mpiexec to use.
+
+    Raises
+    ------
+    RedistError
+        There is no mpi4py or no mpiexec.
+    """
+    if find_spec("mpi4py") is None:
+        raise RedistError(f"mpi4py is not installed: {INSTALL}")
+    mpiexec = find_mpiexec()
+    if mpiexec is None:
+        raise RedistError(
+            f"no mpiexec beside {sys.executable} or on PATH: load the site's MPI (module "
+            "load ...), or pip install 'dask-redist[mpich]'"
+        )
+    return mpiexec
+
+
 def clean_environment() -> dict[str, str]:
     """The environment without what ties this process to its launcher, for another mpiexec."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(TIES)}
 
 
 def _one_line(error: BaseException) -> str:
@@ -178,15 +220,12 @@ def _one_line(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Print this process's launch and world as JSON: what ``dask-redist info`` asks for."""
-    launch = launched()
+    """Print the process's world as JSON, or why it has none: what ``dask-redist info`` asks for."""
     try:
-        from mpi4py import MPI
-
-        found: dict[str, Any] = {"world": asdict(look(MPI))}
-    except (ImportError, RuntimeError) as error:
-        found = {"error": _one_line(error)}
-    sys.stdout.write(json.dumps({"launch": launch and asdict(launch), **found}) + "\n")
+        found: dict[str, Any] = {"world": asdict(look(start()))}
+    except RedistError as error:
+        found = {"error": str(error)}
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ FLOORS = {
     "local mailbox program programs rankcomm rankprograms",
     3: "relayout layer collections_ connect planning inspection hook preload "
     "families lower steps reducehook worth dist collectives rankcode ownarrays",
-    4: "cli demo field race report fft cluster bench mpicluster mpirank job",
+    4: "cli demo field race report fft cluster bench mpicluster mpirank job launch crew mpijob",
     5: "__init__",  # the public namespace: may import all
 }
 FLOOR = {module: floor for floor, modules in FLOORS.items() for module in modules.split()}

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import dask.array as da
 import distributed.system
 import numpy as np
 import pytest
-from cluster import ar, check, owners, placed
+from cluster import Clusters, ar, check, owners, placed
 from distributed import Client
 
 import dask_redist as dr
 from dask_redist.process import Process
+from dask_redist.world import find_mpiexec
 
 NO_DASHBOARD: dict[str, Any] = {"dashboard_address": None}
 
@@ -283,3 +285,77 @@ def test_values_are_exact_on_mpi_ranks(client: Client) -> None:
         x = da.from_array(array, chunks=(4, 3))
         np.testing.assert_array_equal(x.rechunk((9, 2)).compute(), array)
         assert float(x.sum().compute()) == array.sum()
+
+
+# ------------------------------------------------------- ranks that somebody else has started
+def dask_mpi(folder: Path, n: int, *arguments: str) -> "subprocess.Popen[bytes]":
+    mpiexec = find_mpiexec()
+    assert mpiexec is not None
+    command = [mpiexec, "-n", str(n), str(Path(sys.executable).parent / "dask-mpi")]
+    command += ["--scheduler-file", str(folder / "s.json"), "--interface", "lo", "--no-dashboard"]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([*command, *arguments], cwd=folder, start_new_session=True, **quiet)
+
+
+def at_file(folder: Path) -> Client:
+    deadline = time.monotonic() + 60
+    while not (folder / "s.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return Client(scheduler_file=str(folder / "s.json"))
+
+
+def test_ranks_outlive_their_clients(tmp_path: Path) -> None:
+    """A kernel that is restarted finds its ranks again."""
+    job = dask_mpi(tmp_path, 3, "--worker-class", "distributed.Worker", "--nthreads", "1")
+    try:
+        kernel = (
+            "from distributed import Client; import dask_redist as dr, os, signal\n"
+            f"dr.connect(Client(scheduler_file={str(tmp_path / 's.json')!r}), 2)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        at_file(tmp_path).close()
+        killed = subprocess.run([sys.executable, "-c", kernel], timeout=100, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        with at_file(tmp_path) as client, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert [seat.mpi_rank for seat in dr.connect(client, 2).seats] == [1, 2]
+            array = ar(5, 6)
+            check(dr.redistribute(placed(client, array, (2, -1)), dr.Slab.Y), array)
+            there = processes(client)
+            client.shutdown()
+        job.wait(30)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL) if job.poll() is None else None
+    assert alive(there) == []
+
+
+def test_nannies_get_the_line_that_names_the_flag(tmp_path: Path) -> None:
+    job = dask_mpi(tmp_path, 2, "--nthreads", "1")
+    try:
+        with at_file(tmp_path) as client:
+            client.wait_for_workers(1, timeout=60)
+            words = r"no MPI ranks.*--worker-class distributed.Worker"
+            with pytest.warns(UserWarning, match=words):
+                _connected_and_warned(client)
+            client.shutdown()
+        job.wait(30)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL) if job.poll() is None else None
+
+
+def _connected_and_warned(client: Client) -> None:
+    dr.connect(client, 1)
+    deadline = time.monotonic() + 10
+    while not client.get_events("warn") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.5)  # the client hears of it by another way
+
+
+def test_the_tests_on_mpi_ranks_are_on_mpi_ranks() -> None:
+    clusters = Clusters(mpi=True)
+    try:
+        client = clusters.client(2)
+        assert [seat.mpi_rank for seat in dr.connect(client).seats] == [0, 1]
+    finally:
+        clusters.close()

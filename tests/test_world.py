@@ -10,15 +10,12 @@ import pytest
 
 from dask_redist.world import (
     Launch,
-    World,
     clean_environment,
     find_mpiexec,
     launched,
     library_name,
     mismatch,
 )
-
-ALONE = World(0, 1, "MPICH 5.0.2", "5.0", "multiple")
 
 
 @pytest.mark.parametrize(
@@ -71,35 +68,21 @@ def test_library_names(text: str, name: str) -> None:
 
 
 def test_a_mismatch_names_both() -> None:
-    text = mismatch(Launch("Open MPI", "OMPI_COMM_WORLD_SIZE", 2, 4), ALONE)
-    assert text is not None
-    for word in ("Open MPI launched", "rank 2 of 4", "MPICH 5.0.2", "rank 0 of 1", "mpiexec"):
+    text = mismatch(Launch("Open MPI", "OMPI_COMM_WORLD_SIZE", 2, 4), "MPICH 5.0.2")
+    for word in ("Open MPI launched", "rank 2 of 4", "MPICH 5.0.2", "mpiexec"):
         assert word in text
-
-
-@pytest.mark.parametrize(
-    ("launch", "world"),
-    [
-        (None, ALONE),
-        (Launch("Open MPI", "OMPI_COMM_WORLD_SIZE", 0, 1), ALONE),
-        (
-            Launch("MPICH or one of its kin", "PMI_SIZE", 1, 4),
-            World(1, 4, "MPICH 5.0.2", "5.0", "multiple"),
-        ),
-    ],
-)
-def test_no_mismatch(launch: Launch | None, world: World) -> None:
-    assert mismatch(launch, world) is None
 
 
 def test_children_are_not_tied_to_our_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS"):
         monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("PATH_OF_OURS", "kept")
+    users = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "PRTE_MCA_rmaps_default_mapping_policy": "x"}
+    for name, value in users.items():
+        monkeypatch.setenv(name, value)
     left = clean_environment()
     assert launched(left) is None
-    assert not [name for name in left if name.startswith(("PMI", "OMPI", "MPI_"))]
-    assert left["PATH_OF_OURS"] == "kept"
+    assert not [name for name in left if name.startswith(("PMI", "OMPI_COMM", "MPI_"))]
+    assert users.items() <= left.items()
 
 
 def test_mpiexec_beside_python_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,12 +111,22 @@ def python(code: str, *before: str, **environ: str) -> subprocess.CompletedProce
     )
 
 
-def test_an_mpi_of_another_kind_is_an_error_at_start() -> None:
-    code = "from dask_redist import world; world.start()"
-    done = python(code, OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="3")
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, "Open MPI"),
+        # This one shows only when MPI has been started.
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}, "Slurm's srun"),
+    ],
+)
+@pytest.mark.parametrize("first", ["", "from mpi4py import MPI; "])
+def test_an_mpi_of_another_kind_is_an_error_at_start(
+    environ: dict[str, str], launcher: str, first: str
+) -> None:
+    done = python(first + "from dask_redist import world; world.start()", **environ)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert "RedistError: Open MPI launched this process as rank 3 of 4" in last
+    assert f"RedistError: {launcher} launched this process as rank 3 of 4" in last
     assert "mpi4py runs on MPICH" in last
 
 
@@ -156,8 +149,7 @@ def test_the_world_of_each_rank() -> None:
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert sorted(row["world"]["rank"] for row in found) == [0, 1, 2]
     for row in found:
-        assert row["world"]["size"] == row["launch"]["size"] == 3
-        assert row["world"]["rank"] == row["launch"]["rank"]
+        assert row["world"]["size"] == 3
         assert row["world"]["library"].startswith("MPICH ")
         assert row["world"]["thread_level"] == "multiple"
 
