@@ -196,8 +196,11 @@ def _at_home(x: da.Array, client: Client, ranks: Ranks) -> tuple[Layout, IntArra
         raise TypeError(f"{reason}: ranks cannot have them")
     if any(math.isnan(length) for sizes in x.chunks for length in sizes):
         raise LayoutError("chunk sizes are unknown (nan): call x.compute_chunk_sizes() first")
+    persisted = is_persisted(x)
+    if persisted:  # where it is can be told when it is there
+        _wait(x, client)
     layout, where = _layout(x, client, ranks.size)
-    if not is_persisted(x):
+    if not persisted:
         x = _in_memory(x, client)
     if not _is_there(x, layout, where, client):
         x = _in_memory(redistribute(x, layout, client=client), client)
@@ -223,13 +226,18 @@ def _layout(x: da.Array, client: Client, size: int) -> tuple[Layout, IntArray]:
 def _in_memory(x: da.Array, client: Client) -> da.Array:
     """The array, computed; raises what went wrong."""
     found: da.Array = client.persist(x)
-    futures = client.futures_of(found)
+    _wait(found, client)
+    return found
+
+
+def _wait(x: da.Array, client: Client) -> None:
+    """Wait until an array of futures is in memory; raises what went wrong."""
+    futures = client.futures_of(x)
     with client.as_current():
         wait(futures)
     for future in futures:
         if future.status != "finished":
             future.result()
-    return found
 
 
 def _is_there(x: da.Array, layout: Layout, where: IntArray, client: Client) -> bool:

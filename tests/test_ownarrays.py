@@ -102,6 +102,17 @@ def test_an_offered_array_is_not_copied(client: Client, ranks: int) -> None:
 
 
 @pytest.mark.ranks(3)
+def test_copies_do_not_change_who_owns_what(client: Client) -> None:
+    x = dr.from_ranks(lambda rank, size: np.full(3, rank))
+    client.amm.stop()  # it drops copies
+    try:
+        client.replicate(client.futures_of(x))
+        assert dr.owners(x).tolist() == [0, 1, 2]
+    finally:
+        client.amm.start()
+
+
+@pytest.mark.ranks(3)
 def test_a_function_is_called_once_a_rank_in_a_thread(client: Client) -> None:
     def made(rank: int, size: int) -> NDArray[Any]:
         name = threading.current_thread().name

@@ -11,7 +11,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from cluster import DASK_COMM, ar, check, fa, placed, ranks_in_threads, same, since
+from cluster import DASK_COMM, ar, check, fa, new_runs, placed, ranks_in_threads, same, since
 from distributed import Client, wait
 from numpy.typing import NDArray
 from waiting import until
@@ -75,10 +75,13 @@ def test_pencils_come_back_as_pencils(client: Client, ranks: int) -> None:
 @pytest.mark.wires
 def test_chunk_r_is_rank_r_wherever_it_was(client: Client, ranks: int) -> None:
     want = ar(ranks * 2, 3)
-    for owners in ([*range(1, ranks), 0], [0] * ranks, [ranks - 1] * ranks):
+    there = list(range(ranks))
+    for owners in (there, [*range(1, ranks), 0], [0] * ranks, [ranks - 1] * ranks):
         x = placed(client, want, (2, 3), owners)
-        for rank, local in dr.map_ranks(echo, x, axis=2):
-            same(local, want[2 * rank : 2 * rank + 2])
+        with new_runs(client) as new:
+            for rank, local in dr.map_ranks(echo, x, axis=2):
+                same(local, want[2 * rank : 2 * rank + 2])
+        assert len(new()) == (owners != there)
     for rank, local in dr.map_ranks(echo, fa(want, (2, 3)) + 1, axis=2):
         same(local, want[2 * rank : 2 * rank + 2] + 1)
 

