@@ -2,7 +2,8 @@
 
 Every test that asks for ``client`` (or ``relayout``) runs once for each number of ranks: 1, 2 and
 3, with ``--everything`` 5 and 7 and 4 too. Tests marked ``sample`` run on all six always;
-``ranks(2, 3)`` names the counts of a test that makes sense on these only. Tests are ordered by
+``ranks(2, 3)`` names the counts of a test that makes sense on these only, ``everything`` a test
+that runs with ``--everything`` only. Tests are ordered by
 number of ranks, so that each cluster is started once. Tests marked ``wires`` run over Dask's comms
 and on MPI ranks over MPI too, on 3 ranks; with ``--everything`` over each wire that can be forced.
 
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "ranks(*counts): the numbers of ranks that this test is for",
         "sample: runs on 4, 5 and 7 ranks too, always",
         "wires: runs over wires that have to be forced, too",
+        "everything: with --everything only",
         "erring: its tasks raise, so worker logs may say that a computation failed",
     ):
         config.addinivalue_line("markers", line)
@@ -79,11 +81,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         callspec = getattr(item, "callspec", None)
         return callspec.params.get("cluster_of", (0, None)) if callspec else (0, None)
 
-    # A test that --ranks leaves no number of ranks has no tuple: it is deselected, not skipped.
-    none_left = [item for item in items if not isinstance(cluster_of(item), tuple)]
-    if none_left:
-        config.hook.pytest_deselected(items=none_left)
-        items[:] = [item for item in items if isinstance(cluster_of(item), tuple)]
+    def is_chosen(item: pytest.Item) -> bool:
+        usual = item.get_closest_marker("everything") is None or config.getoption("everything")
+        # A test that --ranks leaves no number of ranks has no tuple.
+        return bool(usual) and isinstance(cluster_of(item), tuple)
+
+    others = [item for item in items if not is_chosen(item)]
+    if others:  # deselected, not skipped
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if is_chosen(item)]
     items.sort(key=lambda item: (cluster_of(item)[0], cluster_of(item)[1] or ""))
 
 

@@ -26,6 +26,7 @@ def layouts(ranks: int) -> list[dr.Layout]:
     ]
 
 
+@pytest.mark.ranks(2, 3)
 def test_the_layout_of_an_array_whose_graph_is_on_its_way(client: Client) -> None:
     """What a client sends the scheduler is held back for a while after what it sent before."""
     stream = client.scheduler_comm

@@ -238,6 +238,7 @@ def test_close_leaves_nothing(tmp_path: Path) -> None:
     del busy
 
 
+@pytest.mark.everything
 def test_a_retired_rank_sleeps(cluster: dr.LocalMPICluster) -> None:
     with dr.LocalMPICluster(2, **NO_DASHBOARD) as other, Client(other) as client:
         there = client.run(os.getpid)
@@ -305,6 +306,7 @@ def at_file(folder: Path) -> Client:
     return Client(scheduler_file=str(folder / "s.json"))
 
 
+@pytest.mark.everything
 def test_ranks_outlive_their_clients(tmp_path: Path) -> None:
     """A kernel that is restarted finds its ranks again."""
     job = dask_mpi(tmp_path, 3, "--worker-class", "distributed.Worker", "--nthreads", "1")
@@ -330,6 +332,7 @@ def test_ranks_outlive_their_clients(tmp_path: Path) -> None:
     assert alive(there) == []
 
 
+@pytest.mark.everything
 def test_nannies_get_the_line_that_names_the_flag(tmp_path: Path) -> None:
     job = dask_mpi(tmp_path, 2, "--nthreads", "1")
     try:

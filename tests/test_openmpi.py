@@ -14,6 +14,8 @@ import pytest
 
 from dask_redist.world import clean_environment
 
+pytestmark = pytest.mark.everything
+
 ROOT = Path(__file__).parent.parent
 #: as root, and on fewer cores than ranks; users set the same
 ALLOWED = {
@@ -49,10 +51,8 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def openmpi(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def openmpi(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the commands of an environment with Open MPI."""
-    if not pytestconfig.getoption("everything"):
-        pytest.skip("makes an environment with another MPI: with --everything")
     folder = tmp_path_factory.mktemp("openmpi")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     bin = folder / "bin"

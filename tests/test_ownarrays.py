@@ -64,7 +64,6 @@ def test_uneven_parts(client: Client, ranks: int, axis: int) -> None:
         same((x + 1).sum().compute(), (want + 1).sum())
 
 
-@pytest.mark.sample
 @pytest.mark.parametrize("way", ["function", "list"])
 def test_four_arrays_of_three_rows(client: Client, ranks: int, way: str) -> None:
     """Arrays of shape (3, 4) one below the other, and side by side."""

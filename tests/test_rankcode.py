@@ -60,7 +60,6 @@ def test_each_rank_gets_its_box(client: Client, ranks: int, shape: tuple[int, ..
                 same(local, want[at.box(rank, shape, ranks).slices])
 
 
-@pytest.mark.sample
 def test_pencils_come_back_as_pencils(client: Client, ranks: int) -> None:
     want = ar(5, 6, 7)
     for layout in (dr.Pencil.X, dr.Pencil.Z, dr.Slab.Y):
@@ -96,7 +95,6 @@ def test_a_permutation_that_was_asked_for_stays(client: Client, ranks: int) -> N
         same(local, ar(*shape)[boxes.box(rank, shape, ranks).slices])
 
 
-@pytest.mark.sample
 def test_replicated_several_and_none(client: Client, ranks: int) -> None:
     want = ar(4, 3)
     everywhere = dr.resplit(fa(want, 2), None)
@@ -175,7 +173,6 @@ def test_an_array_that_cannot_be_computed(client: Client) -> None:
 
 
 # ------------------------------------------------------------------------------ what they return
-@pytest.mark.sample
 @pytest.mark.wires
 def test_arrays_are_joined_and_not_copied(client: Client, ranks: int) -> None:
     def rows(nothing: None, comm: RankComm) -> NDArray[Any]:

@@ -91,7 +91,7 @@ def started(folder: Path, count: int = 3) -> None:
     until(lambda: len(list(folder.glob("started-*"))) == count)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.everything)])
 @pytest.mark.parametrize("where", ["barrier", "redistribute", "all_reduce", "alone"])
 def test_a_rank_is_killed(client: Client, tmp_path: Path, where: str, victim: int) -> None:
     def code(nothing: None, comm: RankComm, folder: Path) -> None:
@@ -128,6 +128,7 @@ def test_a_rank_is_killed(client: Client, tmp_path: Path, where: str, victim: in
     assert all(held["condemned"] == 0 for held in memory(client).values())
 
 
+@pytest.mark.everything
 def test_a_rank_that_waits_in_a_barrier_is_killed(client: Client, tmp_path: Path) -> None:
     def code(nothing: None, comm: RankComm, folder: Path) -> None:
         (folder / f"started-{comm.rank}").touch()
@@ -145,6 +146,7 @@ def test_a_rank_that_waits_in_a_barrier_is_killed(client: Client, tmp_path: Path
     works(client)
 
 
+@pytest.mark.everything
 def test_a_rank_that_computes_is_waited_for(client: Client) -> None:
     def code(nothing: None, comm: RankComm) -> int:
         if comm.rank == 1:
@@ -279,6 +281,7 @@ def running(client: Client) -> list[str | None]:
     return found
 
 
+@pytest.mark.everything
 def test_memory_that_a_stopped_rank_may_write_is_handed_out_to_nobody(
     client: Client, tmp_path: Path
 ) -> None:

@@ -100,7 +100,6 @@ def test_slab_x_to_slab_y(client: Client, ranks: int) -> None:
     check(y, ar(*shape, dtype="c8"))
 
 
-@pytest.mark.sample
 def test_ten_rows_to_one_three_three_three(client: Client, ranks: int) -> None:
     sizes = [1, 3, 3, 3] if ranks == 4 else [10 - 2 * (ranks - 1), *[2] * (ranks - 1)]
     if ranks == 7:
@@ -137,7 +136,6 @@ def layouts(shape: tuple[int, ...], ranks: int) -> dict[str, dr.Layout]:
     return found
 
 
-@pytest.mark.sample
 @pytest.mark.wires
 @pytest.mark.parametrize("shape", [(7, 5, 6), (2, 3), (4,), (0, 5), (60, 400)], ids=str)
 def test_every_layout_to_others(client: Client, ranks: int, shape: tuple[int, ...]) -> None:
@@ -213,7 +211,6 @@ def test_every_dtype(client: Client, dtype: str) -> None:
 
 
 # -------------------------------------------------------------------------------- collectives
-@pytest.mark.sample
 @pytest.mark.wires
 @pytest.mark.parametrize("shape", [(5,), (), (7, 0), (40_009,), (3, 700)], ids=str)
 def test_collectives(client: Client, ranks: int, shape: tuple[int, ...]) -> None:

@@ -197,7 +197,7 @@ COLLECTIVES: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("victim", [1, pytest.param(2, marks=pytest.mark.everything)])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_rank_is_killed_in_a_collective(
     mortal: Client, tmp_path: Path, name: str, victim: int

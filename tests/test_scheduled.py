@@ -54,10 +54,10 @@ def run(*command: str, env: dict[str, str] | None = None, cwd: Path | None = Non
 
 def check_result(maps: Path, result: Path) -> None:
     """Compare with what NumPy makes of the same maps."""
-    air = xr.open_zarr(maps, consolidated=False)["air_temperature"].values.astype("f8")
+    air = xr.open_zarr(maps, consolidated=False, chunks=None)["air_temperature"].values.astype("f8")
     assert air.shape == (240, 37, 49)
     opened: Any = xr.open_dataset if result.suffix == ".nc" else xr.open_zarr
-    kwargs = {} if result.suffix == ".nc" else {"consolidated": False}
+    kwargs = {} if result.suffix == ".nc" else {"consolidated": False, "chunks": None}
     with opened(result, **kwargs) as made:
         mean = air.mean(axis=0)
         for name, want in (("mean", mean), ("std", air.std(axis=0)), ("anomaly", air - mean)):
@@ -95,6 +95,7 @@ def test_result(maps: Path, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["climatology.zarr", "climatology.nc"])
+@pytest.mark.everything
 def test_an_older_result_is_replaced_whole_or_not_at_all(
     maps: Path, broken: Path, tmp_path: Path, name: str
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_chunk_is_missing(broken: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["result.zarr", "result.nc"])
+@pytest.mark.everything
 def test_a_chunk_is_broken(broken: Path, tmp_path: Path, name: str) -> None:
     damage(broken, 17)
     result = tmp_path / name
@@ -142,6 +144,7 @@ def test_a_chunk_is_broken(broken: Path, tmp_path: Path, name: str) -> None:
     check_failure(done, CORRUPT, r"cannot read map 17 of .*broken\.zarr: ", result)
 
 
+@pytest.mark.everything
 def test_the_store_is_another(broken: Path, tmp_path: Path) -> None:
     (broken / "air_temperature").rename(broken / "pressure")
     result = tmp_path / "result.zarr"
@@ -150,6 +153,7 @@ def test_the_store_is_another(broken: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none/result.zarr", "none/result.nc"])
+@pytest.mark.everything
 def test_no_place_for_the_result(maps: Path, tmp_path: Path, name: str) -> None:
     result = tmp_path / name
     done = run(*JOB, str(maps), str(result), *LOCAL)
@@ -211,6 +215,7 @@ def test_slurm(slurm: dict[str, str], maps: Path, tmp_path: Path) -> None:
     check_result(maps, result)
 
 
+@pytest.mark.everything
 def test_slurm_keeps_the_exit_code(slurm: dict[str, str], broken: Path, tmp_path: Path) -> None:
     damage(broken, 17)
     result = tmp_path / "climatology.zarr"
@@ -218,6 +223,7 @@ def test_slurm_keeps_the_exit_code(slurm: dict[str, str], broken: Path, tmp_path
     check_failure(done, CORRUPT, r"cannot read map 17", result)
 
 
+@pytest.mark.everything
 def test_slurm_gave_too_few_tasks(slurm: dict[str, str], maps: Path, tmp_path: Path) -> None:
     result = tmp_path / "climatology.zarr"
     done = sbatch(slurm | {"SLURM_NTASKS": "2"}, maps, result)
@@ -244,6 +250,7 @@ def test_cron(maps: Path, tmp_path: Path) -> None:
     check_result(maps, result)
 
 
+@pytest.mark.everything
 def test_cron_says_what_failed(tmp_path: Path) -> None:
     result = tmp_path / "climatology.nc"
     done = cron(tmp_path / "none.zarr", result)
@@ -254,6 +261,7 @@ def test_cron_says_what_failed(tmp_path: Path) -> None:
     assert not result.exists()
 
 
+@pytest.mark.everything
 def test_cron_does_not_run_twice_at_once(maps: Path, tmp_path: Path) -> None:
     result = tmp_path / "climatology.nc"
     with subprocess.Popen(
@@ -292,6 +300,7 @@ def test_prefect(maps: Path, tmp_path: Path) -> None:
     check_result(maps, result)
 
 
+@pytest.mark.everything
 def test_prefect_keeps_the_exit_code(tmp_path: Path) -> None:
     result = tmp_path / "climatology.zarr"
     done = flow(tmp_path / "none.zarr", result)

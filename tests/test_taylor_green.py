@@ -77,7 +77,6 @@ def test_the_reference_flows() -> None:
     assert (first - second) / 0.001 == pytest.approx(2 * 0.01 * 3 / 8, rel=1e-3)
 
 
-@pytest.mark.sample
 @pytest.mark.parametrize("n", [8, 9])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_transforms(client: Client, example: SimpleNamespace, layout: str, n: int) -> None:
