@@ -287,7 +287,9 @@ class _Lowering:
         ahead = "none"
         # A user's partials need not have length one along reduced axes: boxes of the grid only.
         is_flat = self.kind.is_known or all(n == 1 for n in self.lengths[1:])
-        if self.may_combine and is_flat and not self.deterministic:
+        # NaN among objects has no order: what is least depends on how partials are paired.
+        is_paired = self.kind.is_known and np.dtype(self.tree.dtype).kind == "O"
+        if self.may_combine and is_flat and not self.deterministic and not is_paired:
             ahead = "any" if self.kind.commutes else "neighbours"
         spec = Reduction(
             name=self.name,

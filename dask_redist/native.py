@@ -59,9 +59,11 @@ def meeting(program: Program, op: ReduceOp, dtype: np.dtype[Any]) -> int | None:
 
 
 def reduce(
-    program: Program, array: NDArray[Any], op: ReduceOp, dst: int | None
+    program: Program, number: int, array: NDArray[Any], op: ReduceOp, dst: int | None
 ) -> NDArray[Any] | None:
     """The arrays of all ranks, combined by MPI, on rank ``dst`` (None: on all); for all ranks.
+
+    ``number``: that of the communicator, on which all ranks have agreed.
 
     Raises
     ------
@@ -69,8 +71,7 @@ def reduce(
         Not all ranks came, though all had said that they would.
     """
     mail = program.means.reach.mail
-    group, mpi = mail.groups.newest, mpi_here()
-    assert group is not None  # all ranks have just said so
+    group, mpi = mail.groups[number], mpi_here()
     how = getattr(mpi, mpi_name(op, array.dtype) or "")
     mine = np.ascontiguousarray(array)
     found = np.empty_like(mine) if dst in (None, program.rank) else None

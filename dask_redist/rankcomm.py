@@ -399,7 +399,7 @@ class RankComm:
         except (TypeError, ValueError) as error:
             how, problem = ReduceOp.SUM, problem or error
         meeting = None
-        if problem is None and array.nbytes > INLINE:
+        if problem is None and INLINE < array.nbytes < 2**31:  # counts of older MPIs end there
             meeting = native.meeting(self._program, how, array.dtype)
         mine, problem = self._bring(array, problem, itself=meeting is None, copied=False)
         mine = mine._replace(meeting=meeting)
@@ -408,11 +408,10 @@ class RankComm:
         call = Call(name, (*said, ("op", word)))
         brought = self._agree(call, mine, problem)
         self._check_alike(brought)
-        if (meeting := mine.meeting) is not None and {each.meeting for each in brought} == {
-            meeting
-        }:
-            return native.reduce(self._program, array, how, dst)
-        if any(each.meeting is not None for each in brought):  # not all ranks can
+        meetings = {each.meeting for each in brought}
+        if len(meetings) == 1 and (number := mine.meeting) is not None:
+            return native.reduce(self._program, number, array, how, dst)
+        if meetings != {None}:  # not all ranks can
             mine, problem = self._bring(array, copied=False)
             brought = self._agree(call, mine, problem)
         for_us = dst in (None, self.rank)

@@ -225,7 +225,7 @@ class MessageWire:
     def start(self) -> None:
         """Begin to send what has gathered, if anything has, and what failed before."""
         with self._changed:
-            failed, self._failed = self._failed, []
+            failed, self._failed, self._failure = self._failed, [], None
             self._away += len(failed)
             last = self._complete()
         try:

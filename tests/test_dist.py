@@ -431,7 +431,7 @@ def test_work(client: Client) -> None:
     begin: Any
     for begin in (dist.reduce, dist.all_reduce, dist.reduce_scatter):
         # Under a name of its own: what another collective has made may still be there.
-        tensors = da.map_blocks(slow, x, dtype=x.dtype, token=f"slow-{begin.__name__}")
+        tensors = da.map_blocks(slow, x, dtype=x.dtype, token=f"slow-{time.time_ns()}")
         work = begin(tensors, async_op=True)
         assert not work.is_completed()
         with pytest.raises(dr.RunTimeoutError, match=r"not complete after 0\.01 s"):
