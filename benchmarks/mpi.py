@@ -31,7 +31,7 @@ import click
 import dask
 import numpy as np
 from distributed import Client, Worker
-from peers_exchange import FFT, Case, Mpi, numbered
+from peers_exchange import FFT, Case, Mpi, numbered, spec_of
 from rich.console import Console
 from rich.table import Table
 
@@ -42,7 +42,6 @@ from dask_redist.peers import LocalPeer
 from dask_redist.rank import Rank, rank_of
 from dask_redist.ranks import Seat
 from dask_redist.run import RankRun, RunTable
-from dask_redist.spec import PartSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,18 +60,7 @@ class Side:
     def __init__(self, rank: Rank, case: Case, me: int, ranks: int) -> None:
         self.rank, self.case, self.me, self.ranks = rank, case, me, ranks
         self.chunk = numbered(case.before, me, case.shape, ranks)
-        self.spec = PartSpec(
-            name="out",
-            name_input="in",
-            chunks_in=case.before.chunks(case.shape, ranks),
-            chunks_out=case.after.chunks(case.shape, ranks),
-            first_in=(0, 0, 0),
-            first_out=(0, 0, 0),
-            dtype=np.dtype("f8"),
-            owners=case.after.owners(case.shape, ranks).ravel(),
-            ranks=ranks,
-            layout=case.after,
-        )
+        self.spec = spec_of(case, ranks)
         (self.index,) = np.argwhere(case.before.owners(case.shape, ranks) == me).tolist()
         (self.out,) = np.flatnonzero(self.spec.owners == me).tolist()
         self.fft = Mpi(rank.mpi_comm, [FFT])

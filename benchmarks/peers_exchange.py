@@ -47,6 +47,22 @@ class Case(NamedTuple):
         return f"{self.before!r} to {self.after!r}"
 
 
+def spec_of(case: Case, ranks: int) -> PartSpec:
+    """The case as a change of layout of one part."""
+    return PartSpec(
+        name="out",
+        name_input="in",
+        chunks_in=case.before.chunks(case.shape, ranks),
+        chunks_out=case.after.chunks(case.shape, ranks),
+        first_in=(0, 0, 0),
+        first_out=(0, 0, 0),
+        dtype=np.dtype("f8"),
+        owners=case.after.owners(case.shape, ranks).ravel(),
+        ranks=ranks,
+        layout=case.after,
+    )
+
+
 def numbered(layout: GridLayout, rank: int, shape: Index, ranks: int) -> Array:
     """A rank's chunk of the array whose elements are their own global index."""
     x, y, z = (np.arange(s.start, s.stop) for s in layout.box(rank, shape, ranks).slices)
@@ -116,18 +132,7 @@ class Ours:
     def prepare(self, case: Case, ranks: int) -> tuple[Seat, int]:
         """Make input and outputs; returns whose and where the output is."""
         self._peers.close()
-        self.spec = PartSpec(
-            name="out",
-            name_input="in",
-            chunks_in=case.before.chunks(case.shape, ranks),
-            chunks_out=case.after.chunks(case.shape, ranks),
-            first_in=(0, 0, 0),
-            first_out=(0, 0, 0),
-            dtype=np.dtype("f8"),
-            owners=case.after.owners(case.shape, ranks).ravel(),
-            ranks=ranks,
-            layout=case.after,
-        )
+        self.spec = spec_of(case, ranks)
         (self.index,) = np.argwhere(case.before.owners(case.shape, ranks) == self.rank).tolist()
         self.chunk = numbered(case.before, self.rank, case.shape, ranks)
         shape = case.after.shape(self.rank, case.shape, ranks)

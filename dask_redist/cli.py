@@ -205,7 +205,7 @@ def _package_table() -> Table:
         advice = f"{purpose}: {remedy}" if remedy and version is None else purpose
         table.add_row(package, version or "not installed", escape(advice))
     mpi = find_mpi()
-    table.add_row("MPI", mpi.library or "not usable", escape(mpi.words))
+    table.add_row("MPI", mpi.implementation or "not usable", escape(mpi.words))
     return table
 
 

@@ -35,7 +35,7 @@ from dask_redist.partition import check_rank, integer, integers, split_evenly
 from dask_redist.reduceop import ReduceOp, combine
 from dask_redist.reducing import ReduceTask, as_it_is, contribute_step, reduce
 from dask_redist.reduction import Merge, Reduction
-from dask_redist.relayout import lay, resolve, source_of, why_not
+from dask_redist.relayout import check_plain, lay, resolve, source_of
 from dask_redist.tasks import CopyTask
 
 
@@ -136,10 +136,7 @@ def tensors_of(x: da.Array, axis: int, group: Group | None, client: Client | Non
     TypeError
         It is no Dask array, or its elements are no plain bytes.
     """
-    if not isinstance(x, da.Array):
-        raise TypeError(f"a {type(x).__name__} is not a dask array: use dask.array.from_array(...)")
-    if reason := why_not(x):
-        raise TypeError(f"{reason}: ranks cannot combine or copy them")
+    check_plain(x, "combine or copy")
     cluster = ranks_of(find_client(client))
     size = cluster.size
     ranks = members(group, size)

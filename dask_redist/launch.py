@@ -25,7 +25,7 @@ ASK = "from dask_redist.world import main; main()"
 class Found(NamedTuple):
     """Which MPI there is, if one works, and what that means."""
 
-    library: str | None
+    implementation: str | None
     words: str
 
 
@@ -60,14 +60,16 @@ def find_mpi() -> Found:
     one = world.World(**rows[0]["world"])
     level = f"MPI {one.standard}, thread level {one.thread_level}"
     if mpiexec is None:
-        return Found(one.library, f"{level}; no mpiexec beside Python or on PATH: {world.INSTALL}")
+        return Found(
+            one.implementation, f"{level}; no mpiexec beside Python or on PATH: {world.INSTALL}"
+        )
     if one.size == 1:
         return Found(
-            one.library,
+            one.implementation,
             f"does not fit {mpiexec}, whose two ranks are rank 0 of 1 each: start ranks with "
-            f"the mpiexec of {one.library}, or install an mpi4py for that of mpiexec",
+            f"the mpiexec of {one.implementation}, or install an mpi4py for that of mpiexec",
         )
-    return Found(one.library, f"{level}; {mpiexec}")
+    return Found(one.implementation, f"{level}; {mpiexec}")
 
 
 def run_script(script: str, arguments: tuple[str, ...], n: int) -> NoReturn:

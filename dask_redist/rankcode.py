@@ -24,7 +24,7 @@ from dask_redist.joining import Joined
 from dask_redist.layouts import Layout, Replicated, match_layout
 from dask_redist.programs import Join
 from dask_redist.rankprograms import Local
-from dask_redist.relayout import redistribute, why_not
+from dask_redist.relayout import check_plain, redistribute
 
 
 def map_ranks(
@@ -190,10 +190,7 @@ def _at_home(x: da.Array, client: Client, ranks: Ranks) -> tuple[Layout, IntArra
     TypeError
         It is no Dask array, or its elements are no plain bytes.
     """
-    if not isinstance(x, da.Array):
-        raise TypeError(f"a {type(x).__name__} is not a dask array: use dask.array.from_array(...)")
-    if reason := why_not(x):
-        raise TypeError(f"{reason}: ranks cannot have them")
+    check_plain(x, "have")
     if any(math.isnan(length) for sizes in x.chunks for length in sizes):
         raise LayoutError("chunk sizes are unknown (nan): call x.compute_chunk_sizes() first")
     persisted = is_persisted(x)

@@ -132,6 +132,14 @@ def why_not(x: da.Array) -> str | None:
     return None
 
 
+def check_plain(x: object, do: str) -> None:
+    """Raise `TypeError` unless ``x`` is a Dask array that ranks can ``do`` something with."""
+    if not isinstance(x, da.Array):
+        raise TypeError(f"a {type(x).__name__} is not a dask array: use dask.array.from_array(...)")
+    if reason := why_not(x):
+        raise TypeError(f"{reason}: ranks cannot {do} them")
+
+
 def redistribute(
     x: da.Array, layout: Any, *, client: Client | None = None, fallback: str | None = None
 ) -> da.Array:

@@ -66,7 +66,7 @@ class World:
     ----------
     rank, size
         In ``COMM_WORLD``.
-    library
+    implementation
         Name and version of the MPI.
     standard
         Version of the MPI standard.
@@ -76,7 +76,7 @@ class World:
 
     rank: int
     size: int
-    library: str
+    implementation: str
     standard: str
     thread_level: str
 

@@ -20,22 +20,22 @@ def mpiexec(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 def test_the_mpi_that_is_there() -> None:
     found = find_mpi()
-    assert found.library is not None
-    assert found.library.startswith("MPICH ")
+    assert found.implementation is not None
+    assert found.implementation.startswith("MPICH ")
     assert found.words == f"MPI 5.0, thread level multiple; {world.find_mpiexec()}"
 
 
 def test_no_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
     found = find_mpi()
-    assert found.library is None
+    assert found.implementation is None
     assert "pip install" in found.words
 
 
 def test_no_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "find_mpiexec", lambda: None)
     found = find_mpi()
-    assert found.library is not None
+    assert found.implementation is not None
     assert "no mpiexec beside Python or on PATH" in found.words
 
 

@@ -103,7 +103,7 @@ def test_a_cluster(openmpi: Path, tmp_path: Path) -> None:
     code, out, err = run(openmpi, tmp_path, CLUSTER)
     assert code == 0, err
     mpi, ranks = out.splitlines()
-    assert "library='Open MPI v" in mpi
+    assert "implementation='Open MPI v" in mpi
     assert str(openmpi / "mpiexec") in mpi
     assert ranks == "[0, 1, 2]"
 

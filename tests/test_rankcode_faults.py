@@ -128,15 +128,21 @@ def test_a_rank_is_killed(client: Client, tmp_path: Path, where: str, victim: in
     assert all(held["condemned"] == 0 for held in memory(client).values())
 
 
-@pytest.mark.everything
-def test_a_rank_that_waits_in_a_barrier_is_killed(client: Client, tmp_path: Path) -> None:
+def barrier_behind_a_gate() -> Callable[..., None]:
+    """A barrier to which rank 1 comes when the gate is there; made here, so that it travels."""
+
     def code(nothing: None, comm: RankComm, folder: Path) -> None:
         (folder / f"started-{comm.rank}").touch()
         while comm.rank == 1 and not (folder / "gate").exists():
             time.sleep(0.01)
         comm.barrier()
 
-    call = InAThread(code, client, tmp_path)
+    return code
+
+
+@pytest.mark.everything
+def test_a_rank_that_waits_in_a_barrier_is_killed(client: Client, tmp_path: Path) -> None:
+    call = InAThread(barrier_behind_a_gate(), client, tmp_path)
     started(tmp_path)
     os.kill(pid(client, 2), signal.SIGKILL)
     until(lambda: len(client.scheduler_info()["workers"]) < 3 or not call.is_alive())
@@ -158,13 +164,7 @@ def test_a_rank_that_computes_is_waited_for(client: Client) -> None:
 
 
 def test_a_rank_that_is_stopped(client: Client, tmp_path: Path) -> None:
-    def code(nothing: None, comm: RankComm, folder: Path) -> None:
-        (folder / f"started-{comm.rank}").touch()
-        while comm.rank == 1 and not (folder / "gate").exists():
-            time.sleep(0.01)
-        comm.barrier()
-
-    call = InAThread(code, client, tmp_path)
+    call = InAThread(barrier_behind_a_gate(), client, tmp_path)
     started(tmp_path)
     address, process = dr.connect(client).addresses[1], psutil.Process(pid(client, 1))
     process.suspend()

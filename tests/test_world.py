@@ -150,7 +150,7 @@ def test_the_world_of_each_rank() -> None:
     assert sorted(row["world"]["rank"] for row in found) == [0, 1, 2]
     for row in found:
         assert row["world"]["size"] == 3
-        assert row["world"]["library"].startswith("MPICH ")
+        assert row["world"]["implementation"].startswith("MPICH ")
         assert row["world"]["thread_level"] == "multiple"
 
 
