@@ -129,7 +129,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, moment: str) -> None:
 # ---- A cluster that runs already. ----
 
 
-@pytest.mark.parametrize("by_file", [False, True])
+@pytest.mark.parametrize("by_file", [True, pytest.param(False, marks=pytest.mark.everything)])
 def test_info_of_a_cluster(client: Client, tmp_path: Path, by_file: bool) -> None:
     address = client.scheduler_info()["address"]
     (tmp_path / "scheduler.json").write_text(json.dumps({"address": address}))

@@ -421,7 +421,7 @@ def test_tensors_outside_the_group_may_be_of_any_shape(client: Client) -> None:
 @pytest.mark.usefixtures("is_run")
 def test_work(client: Client) -> None:
     def slow(block: Any) -> Any:
-        time.sleep(1)
+        time.sleep(0.4)
         return block
 
     def broken(block: Any) -> Any:

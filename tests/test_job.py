@@ -276,9 +276,19 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("exclusive", [True, False])
 @pytest.mark.parametrize(
-    "how", ["ends", "exits", *(pytest.param(how, marks=LONG) for how in ("raises", "speaks"))]
+    ("how", "exclusive"),
+    [
+        ("ends", False),
+        ("exits", True),
+        *(
+            pytest.param(how, exclusive, marks=LONG)
+            for how, exclusive in [
+                *(("ends", True), ("exits", False), ("raises", True), ("raises", False)),
+                *(("speaks", True), ("speaks", False)),
+            ]
+        ),
+    ],
 )
 def test_life_cycle(tmp_path: Path, pytestconfig: pytest.Config, how: str, exclusive: bool) -> None:
     statement, code, last = ENDS[how]

@@ -176,6 +176,7 @@ def test_outputs_that_wait_to_be_taken_are_waited_for(tmp_path: Path) -> None:
         until(lambda: all(a["in_use"] == 0 and a["runs"] == 0 for a in arenas(client)))
 
 
+@pytest.mark.everything
 def test_outputs_that_nobody_takes_are_not_waited_for_without_end(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with (

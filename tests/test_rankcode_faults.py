@@ -163,6 +163,7 @@ def test_a_rank_that_computes_is_waited_for(client: Client) -> None:
     assert dr.map_ranks(code, None) == [0, 1, 2]
 
 
+@pytest.mark.everything
 def test_a_rank_that_is_stopped(client: Client, tmp_path: Path) -> None:
     call = InAThread(barrier_behind_a_gate(), client, tmp_path)
     started(tmp_path)

@@ -103,6 +103,7 @@ def test_many_joins_at_once_on_a_rank() -> None:
         assert all(m["condemned"] == 0 for m in memory(client).values())
 
 
+@pytest.mark.everything
 def test_a_rank_that_was_stopped_while_its_runs_ended() -> None:
     with dask.config.set({"redist.timeout": "3s"}), started(3) as client:
         x = da.from_array(VALUES, chunks=(1, -1, -1)).map_blocks(slowly, dtype=VALUES.dtype)

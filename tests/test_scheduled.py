@@ -85,7 +85,9 @@ def check_failure(done: Done, code: int, said: str, result: Path) -> None:
 # ---- The job itself. ----
 
 
-@pytest.mark.parametrize("name", ["climatology.zarr", "climatology.nc"])
+@pytest.mark.parametrize(
+    "name", ["climatology.zarr", pytest.param("climatology.nc", marks=pytest.mark.everything)]
+)
 def test_result(maps: Path, tmp_path: Path, name: str) -> None:
     result = tmp_path / name
     done = run(*JOB, str(maps), str(result), *LOCAL)
@@ -291,6 +293,7 @@ def flow(store: Path, result: Path) -> Done:
     return run(sys.executable, str(FOLDER / "flow.py"), str(store), str(result), env=env)
 
 
+@pytest.mark.everything
 def test_prefect(maps: Path, tmp_path: Path) -> None:
     result = tmp_path / "climatology.zarr"
     done = flow(maps, result)

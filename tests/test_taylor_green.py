@@ -165,7 +165,9 @@ def test_with_a_local_cluster() -> None:
     check_output(lines, 45, 2)
 
 
-@pytest.mark.parametrize(("layout", "n"), [("slab", 64), ("pencil", 45)])
+@pytest.mark.parametrize(
+    ("layout", "n"), [("slab", 64), pytest.param("pencil", 45, marks=pytest.mark.everything)]
+)
 def test_with_mpiexec(layout: str, n: int) -> None:
     lines = run(
         *("timeout", "100", str(MPIEXEC), "-n", "6", sys.executable, str(SCRIPT)),
