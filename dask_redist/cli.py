@@ -7,12 +7,8 @@ user can mend ends as one line and exit code 1.
 from __future__ import annotations
 
 import json
-import platform
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -25,7 +21,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from dask_redist import demo as show
-from dask_redist import world
+from dask_redist.about import in_plain_words, package_table, rank_table, ranks_in_words
 from dask_redist.bench import (
     GRAPH,
     P2P,
@@ -44,63 +40,7 @@ from dask_redist.cluster import local_ranks, ranks_at
 from dask_redist.connect import Ranks
 from dask_redist.errors import RedistError
 from dask_redist.field import Shape
-from dask_redist.launch import find_mpi, run_script
-from dask_redist.stream import is_compiled
-
-IO = "pip install 'dask-redist[io]'"
-FILES = "reads and writes Zarr and NetCDF files"
-GPU = "no GPU wire yet: ranks are on CPUs, with it or not"
-#: optional packages: name, module, what it is for, how to get it where that helps
-OPTIONAL = (
-    ("zarr", "zarr", FILES, IO),
-    ("xarray", "xarray", FILES, IO),
-    ("netCDF4", "netCDF4", FILES, IO),
-    ("cftime", "cftime", "calendars of climate models", IO),
-    ("iris-sample-data", "iris_sample_data", "real data of the demo", show.INSTALL),
-    ("mpi4py", "mpi4py", "MPI jobs and clusters of MPI ranks", world.INSTALL),
-    ("dask-mpi", "dask_mpi", "scripts as MPI jobs", world.INSTALL),
-    ("cupy", "cupy", GPU, ""),
-    ("nvshmem4py", "nvshmem", GPU, ""),
-    ("nccl4py", "nccl", GPU, ""),
-)
-
-
-def version_of(module: str) -> str | None:
-    """The version of an installed module, found without importing it; None if it is not there.
-
-    Examples
-    --------
-    >>> version_of("no_such_module") is None
-    True
-    """
-    if find_spec(module) is None:
-        return None
-    names = metadata.packages_distributions().get(module, [])
-    return metadata.version(names[0]) if names else "from its sources"
-
-
-def in_plain_words(ranks: Ranks) -> list[str]:
-    """What the wires between the ranks mean."""
-    pairs = Counter(wire for (a, b), wire in ranks.wires.items() if a != b)
-    if not pairs:
-        return ["One rank: a change of layout is a copy in its own memory."]
-    words = []
-    if near := pairs["shared memory"] + pairs["direct"]:
-        words.append(
-            f"{near} of {pairs.total()} pairs share memory: each piece is written once, straight "
-            "to its final place in its owner's memory."
-        )
-    if far := pairs["mpi"]:
-        words.append(
-            f"{far} of {pairs.total()} pairs talk over MPI: pieces are packed into messages, and "
-            "leave while others are still computed."
-        )
-    if far := pairs["dask comm"]:
-        words.append(
-            f"{far} of {pairs.total()} pairs talk over Dask's connections, which is slower: they "
-            "are on different hosts, or one may not open the other's memory."
-        )
-    return words
+from dask_redist.launch import run_script
 
 
 def shape_of(nbytes: int) -> Shape:
@@ -167,46 +107,11 @@ def info(scheduler: str | None, scheduler_file: str | None, ranks: int | None) -
     elsewhere = scheduler or scheduler_file
     with _one_line_errors(), cluster as (_, found):
         where = f"at {elsewhere}" if elsewhere else "started on 127.0.0.1 for this look"
-        console.print(f"{_ranks_in_words(found)}, {escape(where)}", soft_wrap=True)
-        console.print(_rank_table(found))
+        console.print(f"{ranks_in_words(found)}, {escape(where)}", soft_wrap=True)
+        console.print(rank_table(found))
         for line in in_plain_words(found):
             console.print(line, soft_wrap=True)
-    console.print(_package_table())
-
-
-def _ranks_in_words(ranks: Ranks) -> str:
-    n, hosts = ranks.size, len(set(ranks.hosts))
-    memory = format_bytes(sum(seat.memory_limit for seat in ranks.seats))
-    return (
-        f"{n} rank{'s' * (n != 1)} on {hosts} host{'s' * (hosts != 1)}, {memory} of memory in all"
-    )
-
-
-def _rank_table(ranks: Ranks) -> Table:
-    table = Table("rank", "worker", "address", "device", "threads", "memory limit")
-    for rank, seat in enumerate(ranks.seats):
-        memory = format_bytes(seat.memory_limit)
-        row = seat.name, seat.address, ranks.devices[rank], str(seat.nthreads), memory
-        table.add_row(str(rank), *map(escape, row))
-    return table
-
-
-def _package_table() -> Table:
-    table = Table("here", "version", "what that means")
-    table.add_row("python", platform.python_version())
-    for module in ("dask_redist", "dask", "distributed", "numpy"):
-        table.add_row(module, version_of(module))
-    past = "large pieces are written past the cache"
-    lacking = "pieces are written by NumPy: install again on x86-64 with a C compiler"
-    table.add_row("copies", *(("compiled", past) if is_compiled() else ("plain", lacking)))
-    table.add_section()
-    for package, module, purpose, remedy in OPTIONAL:
-        version = version_of(module)
-        advice = f"{purpose}: {remedy}" if remedy and version is None else purpose
-        table.add_row(package, version or "not installed", escape(advice))
-    mpi = find_mpi()
-    table.add_row("MPI", mpi.implementation or "not usable", escape(mpi.words))
-    return table
+    console.print(package_table())
 
 
 # --------------------------------------------------------------------------------------- run
@@ -263,7 +168,7 @@ def _progress() -> Progress:
 
 def _demo(client: Client, ranks: Ranks, shape: Shape, progress: Progress, task: TaskID) -> None:
     console = progress.console
-    console.print(_ranks_in_words(ranks))
+    console.print(ranks_in_words(ranks))
     progress.update(task, description="real data")
     real = show.series_from_maps(client)
     console.print(
@@ -363,7 +268,7 @@ def bench(
         if not wanted:
             names = "; ".join(map(str, every))
             raise RedistError(f"no change has {only!r} in its name: {names}")
-        progress.console.print(_ranks_in_words(found))
+        progress.console.print(ranks_in_words(found))
         if given is None:
             progress.console.print(f"fields of {format_bytes(nbytes)}, the largest that fit")
         task = progress.add_task("", total=len(wanted) * (rounds + 1) * len(BENCH_WAYS))

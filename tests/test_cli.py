@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from cluster import ranks_in_threads
 from distributed import Client, LocalCluster
 
-from dask_redist import cli, cluster, demo
+from dask_redist import about, cli, cluster, demo
 from dask_redist.connect import Ranks, connect
 from dask_redist.errors import RedistError
 from dask_redist.field import check_field, indexed_field
@@ -293,7 +293,7 @@ def test_the_verdict_is_honest() -> None:
 )
 def test_wires_in_plain_words(wires: list[str], words: list[str]) -> None:
     pairs = {(0, other): wire for other, wire in enumerate(wires, start=1)}
-    said = cli.in_plain_words(Ranks((), {(0, 0): "direct"} | pairs))
+    said = about.in_plain_words(Ranks((), {(0, 0): "direct"} | pairs))
     assert len(said) == len(words)
     for line, start_of_line in zip(said, words, strict=True):
         assert line.startswith(start_of_line)
@@ -304,6 +304,6 @@ def test_versions_are_found_without_an_import(
 ) -> None:
     (tmp_path / "explosive.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert cli.version_of("explosive") == "from its sources"
-    assert cli.version_of("no_such_module") is None
-    assert cli.version_of("numpy") == np.__version__
+    assert about.version_of("explosive") == "from its sources"
+    assert about.version_of("no_such_module") is None
+    assert about.version_of("numpy") == np.__version__

@@ -26,9 +26,9 @@ FLOORS = {
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
     "deposits reducing reduction desk fences closedruns reduceop mail mpigroup "
     "local mailbox program programs native rankcomm rankprograms",
-    3: "relayout layer collections_ connect planning inspection hook preload "
+    3: "relayout layer connect planning inspection hook preload "
     "families lower steps reducehook worth dist collectives rankcode ownarrays",
-    4: "cli demo field race report fft cluster bench mpicluster mpirank job launch crew mpijob",
+    4: "cli about demo field race cluster bench mpicluster mpirank job launch crew mpijob",
     5: "__init__",  # the public namespace: may import all
 }
 FLOOR = {module: floor for floor, modules in FLOORS.items() for module in modules.split()}
