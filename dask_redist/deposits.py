@@ -84,8 +84,6 @@ class ReduceRun:
         self._arena = arena
         self._read = read
         self._line = Line()
-        #: partials that are combined at once: by a ufunc in place as they come
-        self._batch = BATCH if self.spec.merge.ufunc is None else 2
         self._lock = threading.Lock()
         self._blocks: list[Block] = []
         self._error: Exception | None = None
@@ -99,11 +97,13 @@ class ReduceRun:
             It came too late.
         """
         with self.gate.enter():
+            # In place as they come, or a few at once.
+            least = 2 if self.spec.merge.is_paired([partial]) else BATCH
             with self._lock:
                 self._line.put(self.spec.place(index), partial)
             while True:
                 with self._lock:
-                    batch = self._line.batch(self.spec.ahead, self._batch)
+                    batch = self._line.batch(self.spec.ahead, least)
                 if not batch:
                     return
                 partials = [stretch.partial for stretch in batch]

@@ -27,6 +27,7 @@ import numpy as np
 from dask.array import chunk, reductions, routines
 from dask.array.core import _concatenate2
 
+from dask_redist.pairs import Elementwise, Extremes, Moments, Pair
 from dask_redist.reduction import Nothing
 
 Function = Callable[..., Any]
@@ -49,7 +50,7 @@ EXTREMES = {
     reductions._nanmin_skip: np.nanmin,
     reductions._nanmax_skip: np.nanmax,
 }
-#: what combines plain partials of a family, element by element, with the same results
+#: what merges plain partials of a family, element by element, with the same results
 UFUNCS = {
     chunk.sum: np.add,
     np.sum: np.add,
@@ -60,7 +61,14 @@ UFUNCS = {
     chunk.all: np.logical_and,
     reductions.mean_agg: np.add,
 }
-#: of these, the ones whose results are wider than narrow partials
+#: what merges extremes and their places, by the function that finds them
+BETTER = {
+    chunk.argmin: Extremes(np.less, skips_nan=False),
+    chunk.argmax: Extremes(np.greater, skips_nan=False),
+    reductions._nanargmin: Extremes(np.less, skips_nan=True),
+    reductions._nanargmax: Extremes(np.greater, skips_nan=True),
+}
+#: of sums and products, the ones whose results are wider than narrow partials
 WIDENING = (chunk.sum, np.sum, chunk.prod)
 NARROW = ("float16", "float32")
 
@@ -75,9 +83,8 @@ class Family:
         Dask's functions, put right.
     mend
         What makes a right one of the function for chunks.
-    ufunc, plain
-        What combines plain partials, element by element, and the dtype that they must have for
-        that (a sum of others is wider); None: any.
+    pair
+        What merges plain partials one after the other.
     is_known
         Whether it is one of Dask's own, not a user's.
     commutes
@@ -87,8 +94,7 @@ class Family:
     aggregate: Function
     combine: Function | None
     mend: Callable[[Function], Function]
-    ufunc: np.ufunc | None
-    plain: np.dtype[Any] | None
+    pair: Pair | None
     is_known: bool
     commutes: bool
 
@@ -98,9 +104,10 @@ def family(aggregate: Function, combine: Function | None, dtype: Any) -> Family:
     base, dtype = _base(aggregate), np.dtype(dtype)
     known = _is_one_of(base, ELEMENTWISE) and (combine is None or is_dasks(combine))
     if not known:
-        return Family(aggregate, combine, _as_it_is, None, None, False, False)
+        return Family(aggregate, combine, _as_it_is, None, False, False)
     commutes = _is_one_of(base, COMMUTATIVE) and dtype.kind != "O"
     mend: Callable[[Function], Function] = _extreme
+    pair = _pair(aggregate, dtype)
     if _is_one_of(_base(combine), EXTREMES):
         combine = partial(_merge_extremes, EXTREMES[_base(combine)])
     if base in (reductions.arg_agg, reductions.nanarg_agg):
@@ -117,8 +124,20 @@ def family(aggregate: Function, combine: Function | None, dtype: Any) -> Family:
             aggregate, mend = _Narrowed(aggregate, dtype), _wide
     elif base is reductions.mean_agg and dtype == np.float16:
         aggregate, mend = _Narrowed(aggregate, dtype), _wide
-    plain = dtype if base in WIDENING else None
-    return Family(aggregate, combine, mend, UFUNCS.get(base), plain, known, commutes)
+    return Family(aggregate, combine, mend, pair, known, commutes)
+
+
+def _pair(aggregate: Any, dtype: np.dtype[Any]) -> Pair | None:
+    base = _base(aggregate)
+    if base in UFUNCS:
+        return Elementwise(UFUNCS[base], dtype if base in WIDENING else None)
+    if base is reductions.moment_agg:
+        return Moments()
+    if base in (reductions.arg_agg, reductions.nanarg_agg):
+        # Callables of users need not be hashable.
+        found = (pair for function, pair in BETTER.items() if function is aggregate.args[0])
+        return next(found, None)
+    return None
 
 
 def is_wrong_for_one_chunk(aggregate: Function, dtype: Any) -> bool:

@@ -37,6 +37,7 @@ from distributed.protocol import pickle
 from dask_redist.connect import Ranks
 from dask_redist.families import Family, as_if_moved, family, is_dasks
 from dask_redist.layer import RedistributeLayer
+from dask_redist.pairs import Extremes
 from dask_redist.reducing import ReduceTask, as_it_is, contribute_step, reduce
 from dask_redist.reduction import Merge, Reduction
 from dask_redist.spec import Index
@@ -213,16 +214,10 @@ class _Lowering:
     @property
     def merge(self) -> Merge:
         """How partials are merged."""
-        aggregate, combine = self.kind.aggregate, self.kind.combine
-        return Merge(
-            self.axis,
-            self.tree.keepdims,
-            aggregate,
-            combine,
-            self.tree.concatenate,
-            self.kind.ufunc,
-            self.kind.plain,
-        )
+        kind, tree = self.kind, self.tree
+        # Of equal extremes the first in the line is the first in the array along one axis only.
+        pair = None if isinstance(kind.pair, Extremes) and len(self.axis) > 1 else kind.pair
+        return Merge(self.axis, tree.keepdims, kind.aggregate, kind.combine, tree.concatenate, pair)
 
     def _source(self, index: Index, place: Index) -> Index:
         """The index of a partial: that of its result, and its place in the line."""

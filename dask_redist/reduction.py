@@ -23,6 +23,7 @@ import numpy as np
 from dask.array.core import _concatenate2
 from distributed.protocol import pickle
 
+from dask_redist.pairs import Pair, paired
 from dask_redist.spec import Index
 
 Function = Callable[..., Any]
@@ -61,10 +62,8 @@ class Merge:
         Dask's functions; ``combine`` is None where Dask would not have made use of one.
     concatenate
         Whether they get one array, or nested lists of partials.
-    ufunc
-        What combines plain arrays of one type, element by element, as ``combine`` does.
-    dtype
-        The type of which they must be for that: others are widened by ``combine``. None: any.
+    pair
+        What merges partials one after the other, where they are plain ones.
     """
 
     axis: Index
@@ -72,8 +71,11 @@ class Merge:
     aggregate: Function
     combine: Function | None
     concatenate: bool
-    ufunc: np.ufunc | None = None
-    dtype: np.dtype[Any] | None = None
+    pair: Pair | None = None
+
+    def is_paired(self, partials: Sequence[Any]) -> bool:
+        """Whether these partials are merged one after the other."""
+        return self.pair is not None and self.pair.fits(partials)
 
     def combined(
         self, partials: Sequence[Any], own: bool = False, lengths: Index | None = None
@@ -86,8 +88,8 @@ class Merge:
         there = [p for p in partials if type(p) is not Nothing]
         if len(there) < 2:
             return (there or partials)[0]
-        if self.ufunc is not None and _is_plain(there, self.dtype):
-            return _accumulated(self.ufunc, there, own and partials[0] is there[0])
+        if self.pair is not None and self.pair.fits(there):
+            return paired(self.pair, there, own and partials[0] is there[0])
         function = self.combine or self.aggregate
         return self._apply(function, self._nested(there, lengths), keepdims=True)
 
@@ -97,8 +99,8 @@ class Merge:
         Where the partials are those of all chunks, the functions get them nested as the chunks are.
         """
         there = [p for p in partials if type(p) is not Nothing] or [p.empty for p in partials]
-        if self.ufunc is not None and len(there) > 1 and _is_plain(there, self.dtype):
-            there = [_accumulated(self.ufunc, there)]
+        if self.pair is not None and len(there) > 1 and self.pair.fits(there):
+            there = [paired(self.pair, there)]
         return self._apply(self.aggregate, self._nested(there, lengths), keepdims=self.keepdims)
 
     def _nested(self, partials: Sequence[Any], lengths: Index | None) -> Any:
@@ -111,35 +113,6 @@ class Merge:
         if self.concatenate:
             nested = _concatenate2(nested, axes=list(self.axis))
         return function(nested, axis=self.axis, keepdims=keepdims)
-
-
-def _is_plain(partials: Sequence[Any], dtype: np.dtype[Any] | None = None) -> bool:
-    """Whether a ufunc does: arrays of numbers, of one shape and dtype, or dicts of such."""
-    first = partials[0]
-    if type(first) is dict:
-        return all(type(p) is dict and p.keys() == first.keys() for p in partials) and all(
-            _is_plain([p[key] for p in partials]) for key in first
-        )
-    return (
-        all(
-            type(p) is np.ndarray and p.dtype == first.dtype and p.shape == first.shape
-            for p in partials
-        )
-        and first.dtype.kind in "bifucm"
-        and first.dtype != np.float16
-        and (dtype is None or first.dtype == dtype)  # None in a comparison is float64
-    )
-
-
-def _accumulated(ufunc: np.ufunc, partials: Sequence[Any], own: bool = False) -> Any:
-    """Partials of :func:`_is_plain`, combined in their order; in the first one where it is own."""
-    first, second, *others = partials
-    if type(first) is dict:
-        return {key: _accumulated(ufunc, [p[key] for p in partials], own) for key in first}
-    total = ufunc(first, second, out=first if own else np.empty_like(first, order="C", subok=False))
-    for other in others:
-        ufunc(total, other, out=total)
-    return total
 
 
 def _nest(partials: Sequence[Any], lengths: Sequence[int]) -> Any:

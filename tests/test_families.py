@@ -20,6 +20,7 @@ from lowered import close, lowered
 
 from dask_redist import lower
 from dask_redist.families import COMMUTATIVE, UFUNCS, family, is_wrong_for_one_chunk
+from dask_redist.pairs import Elementwise, Extremes
 from dask_redist.reduction import Nothing
 
 pytestmark = pytest.mark.filterwarnings("ignore:::dask", "ignore:::numpy")
@@ -30,14 +31,13 @@ def test_families_of_dask_are_known_by_their_function() -> None:
     total = family(partial(chunk.sum, dtype="f8"), None, "f8")
     assert total.is_known
     assert total.commutes
-    assert total.ufunc is np.add
-    assert total.plain == np.dtype("f8")
+    assert total.pair == Elementwise(np.add, np.dtype("f8"))
     mean = family(partial(reductions.mean_agg, dtype="f8"), reductions.mean_combine, "f8")
     assert mean.is_known
     assert mean.commutes
     arg = family(partial(reductions.arg_agg, chunk.argmax), None, "i8")
     assert arg.is_known
-    assert arg.ufunc is None
+    assert arg.pair == Extremes(np.greater, skips_nan=False)
 
 
 def test_a_function_of_a_user_is_of_none() -> None:
@@ -47,7 +47,7 @@ def test_a_function_of_a_user_is_of_none() -> None:
     found = family(mine, mine, "f8")
     assert not found.is_known
     assert not found.commutes
-    assert found.ufunc is None
+    assert found.pair is None
     assert (found.aggregate, found.combine, found.mend(mine)) == (mine, mine, mine)
 
 

@@ -24,7 +24,7 @@ FLOORS = {
     "packing post staging world lifeline observer",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
-    "deposits reducing reduction desk fences closedruns reduceop mail mpigroup "
+    "deposits reducing reduction pairs desk fences closedruns reduceop mail mpigroup "
     "local mailbox program programs native rankcomm rankprograms",
     3: "relayout layer connect planning inspection hook preload "
     "families lower steps reducehook worth dist collectives rankcode ownarrays",

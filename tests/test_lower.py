@@ -436,7 +436,7 @@ def test_a_users_combine_is_made_use_of(way: str, monkeypatch: pytest.MonkeyPatc
     tasks = y.dask.layers[y.name].values()
     merges = [a for t in tasks for a in t.args if isinstance(a, Merge)]
     merges += [t.args[0].merge for t in tasks if isinstance(t, ReduceTask)]
-    assert all(type(merge.combine) is Total and merge.ufunc is None for merge in merges)
+    assert all(type(merge.combine) is Total and merge.pair is None for merge in merges)
     assert merges
 
 

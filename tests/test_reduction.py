@@ -24,6 +24,7 @@ from reduce_ranks import NONE, LocalRanks
 
 from dask_redist import deposits
 from dask_redist.deposits import Entry, Plan, ReduceRun
+from dask_redist.pairs import Elementwise
 from dask_redist.partials import Cut, pack
 from dask_redist.ranks import Seat
 from dask_redist.reduction import Line, Merge, Nothing, Reduction, Stretch
@@ -56,7 +57,8 @@ def reduction(merge: Merge, grid: tuple[int, ...], **facts: Any) -> Reduction:
     return Reduction(**given | facts)
 
 
-SUM = Merge((0,), False, partial(chunk.sum, dtype="f8"), None, True, np.add)
+SUM = Merge((0,), False, partial(chunk.sum, dtype="f8"), None, True, Elementwise(np.add))
+WIDE = Elementwise(np.add, np.dtype("f8"))
 PLAIN_SUM = Merge((0,), False, partial(chunk.sum, dtype="f8"), None, True)
 WORDS = Merge((0,), False, words, words, True)
 
@@ -102,7 +104,7 @@ def test_without_concatenate_partials_are_nested_as_the_chunks_are() -> None:
 
 
 def test_what_is_nothing_is_passed_over_unless_there_is_nothing_else() -> None:
-    largest = Merge((0,), False, chunk.max, None, True, np.maximum)
+    largest = Merge((0,), False, chunk.max, None, True, Elementwise(np.maximum))
     nothing = Nothing(ar(0, 2))
     same(largest.result([nothing, ar(1, 2), nothing, ar(1, 2, start=5)], (4,)), ar(2, start=5))
     assert largest.combined([nothing, nothing]) is nothing
@@ -115,7 +117,7 @@ def test_a_ufunc_in_place_gives_what_the_functions_do(dtype: str) -> None:
     parts = [(ar(1, 5, start=k) % 7).astype("i8").astype(dtype) for k in range(4)]
     total = chunk.sum if dtype == "m8[s]" else partial(chunk.sum, dtype=dtype)
     without = Merge((0,), True, total, None, True)
-    with_ufunc = replace(without, ufunc=np.add, dtype=np.dtype(dtype))
+    with_ufunc = replace(without, pair=Elementwise(np.add, np.dtype(dtype)))
     same(with_ufunc.result(parts), without.result(parts))
     same(with_ufunc.combined(parts), without.combined(parts))
 
@@ -123,7 +125,7 @@ def test_a_ufunc_in_place_gives_what_the_functions_do(dtype: str) -> None:
 @pytest.mark.parametrize("narrow", ["?", "i1", "f4"])
 def test_partials_that_the_functions_widen_are_left_to_them(narrow: str) -> None:
     parts = [np.full((1, 2), 100).astype(narrow)] * 3
-    merge = Merge((0,), False, partial(chunk.sum, dtype="f8"), None, True, np.add, np.dtype("f8"))
+    merge = Merge((0,), False, partial(chunk.sum, dtype="f8"), None, True, WIDE)
     same(merge.result(parts), np.full(2, 3.0 if narrow == "?" else 300.0))
     same(merge.combined(parts), np.full((1, 2), 3.0 if narrow == "?" else 300.0))
 
@@ -377,7 +379,7 @@ def test_a_run_gives_what_one_merge_gives(
     ahead = data.draw(st.sampled_from(["none", "neighbours", "any"]))
     keepdims = data.draw(st.booleans())
     merge = data.draw(st.sampled_from([SUM, PLAIN_SUM]))
-    merge = Merge((0,), keepdims, merge.aggregate, None, True, merge.ufunc)
+    merge = Merge((0,), keepdims, merge.aggregate, None, True, merge.pair)
     spec = reduction(merge, (places, 1, 1), ahead=ahead)
     parts = [ar(1, *shape, start=100 * k) for k in range(places)]
     kept = [part.copy() for part in parts]

@@ -1,5 +1,6 @@
 """One array redistributed several times, by several threads, in part, or under one name."""
 
+import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -38,7 +39,10 @@ def test_ru04_two_arrays_under_one_name(relayout: Relayout, client: Client) -> N
     first = da.from_array(ar(4, 6), chunks=(1, 6), name="src")
     same(relayout(first, (4, 3)).compute(), ar(4, 6))
     # Dask itself mixes the two up as long as the scheduler remembers the first.
-    while client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)):
+    deadline = time.monotonic() + 20
+    while known := client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)):
+        assert time.monotonic() < deadline, f"the scheduler still knows {known}"
+        gc.collect()  # an error's frames in another test may hold futures
         time.sleep(0.01)
     second = da.from_array(ar(6, 6, start=100), chunks=(2, 6), name="src")
     same(relayout(second, (6, 3)).compute(), ar(6, 6, start=100))
