@@ -17,6 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+#: elements that are merged at a time where that takes several steps: they stay in the cache
+BLOCK = 8192
+
 
 class Pair(Protocol):
     """Makes one partial of two that follow each other."""
@@ -90,19 +93,27 @@ class Moments:
 
     def merge(self, first: Any, second: Any, own: bool) -> Any:
         """Both, as if their elements had been one chunk's."""
-        n, total, moment = (first[key] if own else first[key].copy() for key in ("n", "total", "M"))
-        with np.errstate(invalid="ignore"):  # infinities
-            between = total / n
-            between -= second["total"] / second["n"]
-            between *= between
-        between *= n
-        between *= second["n"]
-        n += second["n"]
-        between /= n
-        moment += second["M"]
-        moment[..., 0] += between
-        total += second["total"]
-        return {"n": n, "total": total, "M": moment}
+        found = {
+            key: first[key] if own and first[key].flags.c_contiguous else first[key].copy()
+            for key in ("n", "total", "M")
+        }
+        into, other = ([each[key].reshape(-1) for key in found] for each in (found, second))
+        for start in range(0, into[0].size, BLOCK):
+            (n, total, moment), (m, added, more) = (
+                [array[start : start + BLOCK] for array in arrays] for arrays in (into, other)
+            )
+            with np.errstate(invalid="ignore"):  # infinities
+                between = total / n
+                between -= added / m
+                between *= between
+            between *= n
+            between *= m
+            n += m
+            between /= n
+            between += more
+            moment += between
+            total += added
+        return found
 
 
 @dataclass(frozen=True)

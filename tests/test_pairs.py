@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dask_redist import pairs
 from dask_redist.pairs import Elementwise, Extremes, Moments, Pair, paired
 
 MOMENTS = Moments()
@@ -71,14 +72,28 @@ def test_moments_of_infinities_are_nan() -> None:
     assert found["M"][0, 0, 0] == 0.5
 
 
-def test_moments_in_place_are_the_same_bits() -> None:
-    first, second = (moments(np.random.default_rng(k).normal(size=(3, 5))) for k in range(2))
+@pytest.mark.parametrize("order", "CF")
+def test_moments_in_place_are_the_same_bits(monkeypatch: pytest.MonkeyPatch, order: Any) -> None:
+    monkeypatch.setattr(pairs, "BLOCK", 4)
+    first, second = (moments(np.random.default_rng(k).normal(size=(3, 5, 2))) for k in range(2))
+    second = {key: np.array(second[key], order=order) for key in second}
+    whole = np.concatenate([np.random.default_rng(k).normal(size=(3, 5, 2)) for k in range(2)])
     found = MOMENTS.merge(first, second, own=False)
     assert not np.shares_memory(found["M"], first["M"])
+    np.testing.assert_allclose(found["M"][0, ..., 0] / 6, whole.var(axis=0), rtol=1e-13)
     again = MOMENTS.merge(first, second, own=True)
     for key in ("n", "total", "M"):
         assert again[key] is first[key]
         same(again[key], found[key])
+
+
+def test_moments_in_another_order() -> None:
+    first, second = (moments(np.random.default_rng(k).normal(size=(3, 5, 2))) for k in range(2))
+    wanted = MOMENTS.merge(first, second, own=False)
+    turned = {key: np.asfortranarray(first[key]) for key in first}
+    found = MOMENTS.merge(turned, second, own=True)
+    for key in wanted:
+        same(found[key], wanted[key])
 
 
 @pytest.mark.parametrize("name", ARGS)
