@@ -80,7 +80,7 @@ class Moments:
     """
 
     def fits(self, partials: Sequence[Any]) -> bool:
-        """Whether all have real second moments, and elements everywhere."""
+        """Whether all have real second moments."""
         return (
             type(partials[0]) is dict
             and partials[0].keys() == {"n", "total", "M"}
@@ -88,7 +88,6 @@ class Moments:
             and all(_alike([p[key] for p in partials], "if") for key in partials[0])
             and partials[0]["M"].shape == (*partials[0]["n"].shape, 1)
             and partials[0]["M"].dtype == partials[0]["total"].dtype
-            and all(p["n"].all() for p in partials)
         )
 
     def merge(self, first: Any, second: Any, own: bool) -> Any:
@@ -102,14 +101,17 @@ class Moments:
             (n, total, moment), (m, added, more) = (
                 [array[start : start + BLOCK] for array in arrays] for arrays in (into, other)
             )
-            with np.errstate(invalid="ignore"):  # infinities
+            full = n.all() and m.all()
+            with np.errstate(invalid="ignore", divide="ignore"):  # infinities, no elements
                 between = total / n
                 between -= added / m
                 between *= between
-            between *= n
-            between *= m
-            n += m
-            between /= n
+                between *= n
+                between *= m
+                if not full:
+                    between[(n == 0) | (m == 0)] = 0
+                n += m
+                between /= n if full else np.maximum(n, 1)
             between += more
             moment += between
             total += added
