@@ -16,7 +16,7 @@ from distributed import Worker
 
 from dask_redist.deposits import ReduceRun, Unread, dumped, loaded
 from dask_redist.errors import dump, has_left
-from dask_redist.lane import Lane
+from dask_redist.lane import Lane, insist
 from dask_redist.openruns import AnyRun
 from dask_redist.reach import Reach
 from dask_redist.run import RunClosed
@@ -105,4 +105,5 @@ class ClosedRuns:
             left = not isinstance(run, ReduceRun) and has_left(failure)  # else it is the user's
             answer = {"failed": True, "error": None if left else dump(failure)}
         number, scheduler = run.table.number, self._worker.scheduler
-        self._call(scheduler.redist_exchanged(number=number, seat=self.seat, **answer))
+        tell = partial(scheduler.redist_exchanged, number=number, seat=self.seat)
+        insist(lambda: self._call(tell(**answer)))

@@ -6,7 +6,7 @@ import asyncio
 import pickle
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import Any
 
@@ -35,8 +35,6 @@ class Holdings:
         Where the blocks come from.
     memory_limit
         Bytes that the worker may use.
-    threads
-        Does what would block the event loop.
     collect
         Fetches a message that was announced by a letter.
     """
@@ -46,7 +44,6 @@ class Holdings:
         worker: Worker,
         arena: Arena,
         memory_limit: int,
-        threads: Executor,
         collect: Callable[[Sequence[Any]], Awaitable[Any]],
     ) -> None:
         #: bytes that came in messages, ever
@@ -56,7 +53,8 @@ class Holdings:
         self._least = memory_limit
         self._arena = arena
         self._memory_limit = memory_limit
-        self._threads = threads
+        #: of its own: it must not wait behind threads that wait for other ranks
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="dask-redist-holdings")
         self._collect = collect
         self._outputs: dict[int, Outputs] = {}
         #: bytes that fit and are being allocated
@@ -184,6 +182,7 @@ class Holdings:
 
     def close(self) -> None:
         """Give back everything."""
+        self._threads.shutdown(wait=False)
         while self._outputs:
             _, outputs = self._outputs.popitem()
             outputs.drop(condemn=False)

@@ -14,9 +14,33 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
+
+#: seconds before somebody is told again who may not have heard
+PAUSES = (0.1, 1.0, 5.0)
+
+
+def insist(tell: Callable[[], object]) -> None:
+    """Tell what came of a job, and again where the connection fails: others wait to hear of it.
+
+    Who is told must not mind to hear it twice, since only the answer may have been lost.
+
+    Raises
+    ------
+    OSError
+        It failed each time.
+    """
+    for pause in PAUSES:
+        try:
+            tell()
+            return
+        except OSError as error:
+            logger.warning("told again in %g s: %r", pause, error)
+        time.sleep(pause)
+    tell()
 
 
 class Lane:

@@ -6,6 +6,10 @@ MPI for a partner who is not there, pieces leave while others are still computed
 through bounded memory, and no two ranks can wait for each other: receiving needs no room but its
 own.
 Arrays of a reduction go the other way round: whoever reads them asks, and names the tag.
+
+MPI takes no send back. Once a sender has said that it sends, its message is received, also where
+nobody waits for it any more: else its buffer was MPI's for ever, and the next message under its tag
+might be mistaken for it. And no tag is used again before all of that is known to be over.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -36,17 +41,16 @@ from dask_redist.post import Post
 from dask_redist.ranks import Seat
 from dask_redist.segment import Bytes
 from dask_redist.staging import Staging
+from dask_redist.tags import Tags
 from dask_redist.wires import MessageWire
 
 logger = logging.getLogger(__name__)
-
-#: tags are taken in turn, from as many as every MPI has: even ones by senders, odd ones by readers
-_TAGS = 32768
 
 
 class _Offer(NamedTuple):
     group: Group
     seat: int
+    tag: int
     buffer: Bytes
 
 
@@ -61,8 +65,6 @@ class Mail:
         Where messages are packed and received.
     unless_left
         Awaits an answer, and gives up when the other rank has left.
-    call
-        Runs a coroutine on the worker's event loop, from another thread.
     """
 
     def __init__(
@@ -70,10 +72,9 @@ class Mail:
         worker: Worker,
         arena: Arena,
         unless_left: Callable[[int, str, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]],
-        call: Callable[[Coroutine[Any, Any, Any]], Any],
     ) -> None:
         self.seat = -1  # until the scheduler has given us one
-        self._worker, self._unless_left, self._call = worker, unless_left, call
+        self._worker, self._unless_left = worker, unless_left
         self._post = Post(f"dask-redist-post-{worker.name}")
         self.groups = Groups(worker, self._post)
         self._timeout = config.seconds("timeout")
@@ -82,11 +83,18 @@ class Mail:
         self._queues = {self._outgoing: asyncio.Lock(), self._incoming: asyncio.Lock()}
         #: copies what must not wait behind threads that wait for other ranks
         self._copies = ThreadPoolExecutor(1, thread_name_prefix="dask-redist-mail")
+        #: by serial numbers, which are given once: a question that is late must find nothing
         self._offers: dict[int, _Offer] = {}
+        self._serials = itertools.count()
+        self._even, self._odd = Tags(0), Tags(1)
         self._wires: WeakSet[MessageWire] = WeakSet()
         self._lock = threading.Lock()
         self._collecting = False
-        self._tags = itertools.count()
+        #: when there was room for a message last, and messages received: what shows progress
+        self._given = dict.fromkeys(self._queues, time.monotonic())
+        self._received = 0
+        #: of the messages that an owner has been offered
+        self._limits: dict[int, set[asyncio.Timeout]] = {}
 
     def reaches(self, seat: int) -> bool:
         """Whether a rank is in the newest communicator."""
@@ -118,31 +126,28 @@ class Mail:
         return wire
 
     def _take(self, nbytes: int) -> Bytes:
-        """A buffer for a message; while there is none, what was packed for others is sent."""
-        deadline = time.monotonic() + 2 * self._timeout
-        while (buffer := self._outgoing.take(nbytes)) is None:
-            if time.monotonic() > deadline:
-                raise self._late(f"had no room to pack {nbytes} bytes (redist.mpi.staging-bytes)")
-            with self._lock:
-                wire = max(self._wires, key=lambda wire: wire.waiting, default=None)
-            if wire is not None:
-                wire.start()
-            del wire
-            time.sleep(0.0005)
-        return buffer
+        """A buffer for a message; from a thread."""
+        buffer = self._outgoing.take(nbytes)
+        return self._wait(self._room(self._outgoing, nbytes)) if buffer is None else buffer
 
     async def _offer(self, number: int, owner: Seat, headers: list[Header], buffer: Bytes) -> None:
         """Offer a message; it has arrived when this returns."""
-        group = self._group()
-        tag = self._tag(0)
-        self._offers[tag] = _Offer(group, owner.seat, buffer)
-        letter = (group.number, self.seat, self._worker.address, tag, len(buffer))
+        group, serial, tag = self._group(), next(self._serials), self._even.take()
+        self._offers[serial] = _Offer(group, owner.seat, tag, buffer)
+        letter = (group.number, self.seat, self._worker.address, serial, tag, len(buffer))
         try:
             answer = self._worker.rpc(owner.address).redist_write(
                 number=number, headers=headers, letter=letter
             )
-            async with asyncio.timeout(2 * self._timeout):
-                await self._unless_left(owner.seat, owner.address, answer)
+            limits = self._limits.setdefault(owner.seat, set())
+            async with asyncio.timeout(2 * self._timeout) as limit:
+                limits.add(limit)
+                try:
+                    await self._unless_left(owner.seat, owner.address, answer)
+                finally:
+                    limits.discard(limit)
+            for other in limits:  # the owner gets on
+                other.reschedule(asyncio.get_running_loop().time() + 2 * self._timeout)
         except TimeoutError as error:
             self._collect_soon()
             if isinstance(error, RunTimeoutError):
@@ -155,28 +160,34 @@ class Mail:
             self._collect_soon()
             raise
         finally:
-            del self._offers[tag]
+            if self._offers.pop(serial, None) is not None:  # it was not asked for
+                self._even.free(tag)
 
-    async def give(self, tag: int) -> bool:
-        """The owner has posted its receive: send what was offered under a tag.
+    async def give(self, serial: int) -> bool:
+        """The owner has posted its receive: send what was offered.
 
         Raises
         ------
         OSError
             It is offered no more.
         """
-        if tag not in self._offers:
-            raise OSError(f"message {tag} of the rank on {self._worker.address} was given up")
-        group, seat, buffer = self._offers[tag]
-        self._send(group, seat, tag, buffer)
+        offer = self._offers.pop(serial, None)
+        if offer is None:
+            raise OSError(f"message {serial} of the rank on {self._worker.address} was given up")
+        sent = self._send(offer.group, offer.seat, offer.tag, offer.buffer)
+        sent.add_done_callback(partial(self._is_sent, offer.tag))
         return True
+
+    def _is_sent(self, tag: int, sent: Future[None]) -> None:
+        if not sent.cancelled() and sent.exception() is None:
+            self._even.free(tag)
 
     async def collect(self, letter: Sequence[Any]) -> Bytes:
         """Have an offered message sent, and receive it."""
-        number, seat, address, tag, nbytes = letter
+        number, seat, address, serial, tag, nbytes = letter
         ask = self._worker.rpc(address).redist_give
         message = self._receive(
-            self.groups[number], seat, address, tag, nbytes, lambda: ask(tag=tag)
+            self.groups[number], seat, address, tag, nbytes, lambda: ask(serial=serial)
         )
         buffer: Bytes = await self._unless_left(seat, address, message)
         return buffer
@@ -190,13 +201,14 @@ class Mail:
         group, dumped = self._group(), pickle.dumps(leaves)
 
         async def fetch(headers: list[Header]) -> None:
-            tag = self._tag(1)
+            tag = self._odd.take()
             ask = self._worker.rpc(owner.address).redist_read
             letter = (group.number, self.seat, tag, headers)
             buffer = await self._receive(
                 *(group, owner.seat, owner.address, tag, _nbytes(headers, arrays)),
                 lambda: ask(number=number, leaves=dumped, cut=cut, letter=letter),
             )
+            self._odd.free(tag)  # not where that failed: the message may come yet
             await self._copy(unpack, headers, buffer, arrays.__getitem__)
 
         async def fetch_all() -> None:
@@ -206,7 +218,7 @@ class Mail:
                     tasks.create_task(message)
 
         try:
-            self._call(fetch_all())
+            self._wait(fetch_all())
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return arrays
@@ -230,20 +242,34 @@ class Mail:
             raise OSError(f"the rank on {self._worker.address} is in no communicator any more")
         return group
 
-    def _tag(self, odd: int) -> int:
-        return 2 * (next(self._tags) % (_TAGS // 2)) + odd
-
     def _late(self, what: str) -> RunTimeoutError:
         return RunTimeoutError(
             f"the rank on {self._worker.address} {what} within {self._timeout:g} s (redist.timeout)"
         )
 
-    def _send(self, group: Group, seat: int, tag: int, buffer: Bytes) -> None:
+    def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """What comes of a coroutine on the event loop, as long as messages come; from a thread."""
+        loop = self._worker.loop.asyncio_loop  # type: ignore[attr-defined]
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        while True:
+            received = self._received
+            try:
+                return future.result(3 * self._timeout)  # it gives up itself, after less
+            except TimeoutError:
+                if future.done():  # the answer itself was an error of this kind
+                    raise
+                if self._received == received:
+                    future.cancel()
+                    raise self._late("got no message") from None
+
+    def _send(self, group: Group, seat: int, tag: int, buffer: Bytes) -> Future[None]:
         def tell(sent: Future[None]) -> None:
             if not sent.cancelled() and (error := sent.exception()) is not None:
                 logger.error("a message of %d bytes was not sent: %r", len(buffer), error)
 
-        self._post.send(group.comm, group.ranks[seat], tag, buffer).add_done_callback(tell)
+        sent = self._post.send(group.comm, group.ranks[seat], tag, buffer)
+        sent.add_done_callback(tell)
+        return sent
 
     async def _receive(
         self,
@@ -257,10 +283,12 @@ class Mail:
         """Post a receive, ask for the message, and wait for it."""
         buffer = await self._room(self._incoming, nbytes)
         arrival = self._post.receive(group.comm, group.ranks[seat], tag, buffer)
+        comes = False
         try:
             async with asyncio.timeout(self._timeout):
                 await ask()
-                await asyncio.wrap_future(arrival)
+                comes = True
+                await asyncio.shield(asyncio.wrap_future(arrival))
         except TimeoutError:
             self._collect_soon()
             raise self._late(
@@ -270,7 +298,9 @@ class Mail:
             self._collect_soon()
             raise
         finally:
-            arrival.cancel()
+            if not comes:
+                arrival.cancel()
+        self._received += 1
         return buffer
 
     def _collect_soon(self) -> None:
@@ -284,18 +314,31 @@ class Mail:
         gc.collect()
 
     async def _room(self, staging: Staging, nbytes: int) -> Bytes:
-        """Room for a message, in the order in which it was asked for."""
-        try:
-            async with asyncio.timeout(2 * self._timeout), self._queues[staging]:
-                while True:
-                    buffer: Bytes | None = await self._copy(staging.take, nbytes)
-                    if buffer is not None:
-                        return buffer
-                    await asyncio.sleep(0.0005)
-        except TimeoutError:
-            raise self._late(
-                f"had no room for a message of {nbytes} bytes (redist.mpi.staging-bytes)"
-            ) from None
+        """Room for a message, in the order in which it was asked for.
+
+        While there is none, what was packed for others is sent.
+        """
+        asked = time.monotonic()
+        async with self._queues[staging]:
+            while True:
+                buffer: Bytes | None = await self._copy(staging.take, nbytes)
+                if buffer is not None:
+                    self._given[staging] = time.monotonic()
+                    return buffer
+                if time.monotonic() > max(asked, self._given[staging]) + 2 * self._timeout:
+                    raise self._late(
+                        f"had no room for a message of {nbytes} bytes (redist.mpi.staging-bytes)"
+                    )
+                if staging is self._outgoing:
+                    await self._copy(self._start_fullest)
+                await asyncio.sleep(0.0005)
+
+    def _start_fullest(self) -> None:
+        """Have the wire send that has most to send."""
+        with self._lock:
+            wire = max(self._wires, key=lambda wire: wire.waiting, default=None)
+        if wire is not None:
+            wire.start()
 
     async def _copy(self, do: Callable[..., Any], *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()

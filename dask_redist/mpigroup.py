@@ -84,6 +84,16 @@ class Groups:
         self._post = post
         self._made: dict[int, Group] = {}
         self._not_proven = ""
+        #: communicators in which a collective was begun, and not by all
+        self._spoiled: set[int] = set()
+
+    def spoil(self, number: int) -> None:
+        """No collective can be right any more in communicator ``number``."""
+        self._spoiled.add(number)
+
+    def is_spoiled(self, number: int) -> bool:
+        """Whether a collective can be wrong in communicator ``number``."""
+        return number in self._spoiled
 
     @property
     def newest(self) -> Group | None:

@@ -37,6 +37,10 @@ class _Transfer(NamedTuple):
     sends: bool
 
 
+#: calls that a post has left under way: their buffers are MPI's until the process ends
+_unfinished: list[_Transfer] = []
+
+
 class Post:
     """Moves bytes over MPI; thread-safe.
 
@@ -76,11 +80,18 @@ class Post:
         """Make an MPI call in the thread, while all transfers rest; the future has its value."""
         return self._order(make, None, True)
 
-    def close(self) -> None:
-        """End what is under way, then the thread."""
+    def close(self, timeout: float = 5.0) -> None:
+        """End the thread, and what is under way as far as MPI lets go of it."""
         with self._changed:
             self._closed = True
             self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+            if thread.is_alive():
+                logger.warning(
+                    "%s is in an MPI call that has not ended for %g s", self._name, timeout
+                )
 
     def _order(self, start: Callable[[], Any], buffer: Any, sends: bool) -> Future[Any]:
         future: Future[Any] = Future()
@@ -102,7 +113,8 @@ class Post:
             pass
         for transfer in under_way:
             transfer.future.cancel()
-            _is_done(transfer)
+            if not _is_done(transfer):
+                _unfinished.append(transfer)
 
     def _turn(self, under_way: list[_Transfer]) -> bool:
         """Start what has come, and test what is under way; False when the post is closed.

@@ -75,7 +75,7 @@ class Rank(WorkerPlugin):
         pages = int(config.get("arena.peer-pages") * self.memory_limit)
         self.reach = Reach(worker, self.arena, pages, self._call)
         collect = self.reach.mail.collect
-        self.holdings = Holdings(worker, self.arena, self.memory_limit, self.threads, collect)
+        self.holdings = Holdings(worker, self.arena, self.memory_limit, collect)
         self.runs = OpenRuns(worker, self._begin, self._call)
         self._closed = False
         self.lane = Lane(f"dask-redist-lane-{worker.name}")  # tickets may outrun the hello's answer

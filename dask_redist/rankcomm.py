@@ -400,17 +400,17 @@ class RankComm:
             how, problem = ReduceOp.SUM, problem or error
         meeting = None
         if problem is None and INLINE < array.nbytes < 2**31:  # counts of older MPIs end there
-            meeting = native.meeting(self._program, how, array.dtype)
+            meeting = native.meeting(self._program, array, how, dst)
         mine, problem = self._bring(array, problem, itself=meeting is None, copied=False)
-        mine = mine._replace(meeting=meeting)
+        mine = mine._replace(meeting=meeting and meeting.group.number)
         said = (("dst", dst),) if dst is not None else ()
         word = op.name if isinstance(op, ReduceOp) else str(op).upper()
         call = Call(name, (*said, ("op", word)))
         brought = self._agree(call, mine, problem)
         self._check_alike(brought)
         meetings = {each.meeting for each in brought}
-        if len(meetings) == 1 and (number := mine.meeting) is not None:
-            return native.reduce(self._program, number, array, how, dst)
+        if len(meetings) == 1 and meeting is not None:
+            return native.reduce(self._program, meeting, dst)
         if meetings != {None}:  # not all ranks can
             mine, problem = self._bring(array, copied=False)
             brought = self._agree(call, mine, problem)

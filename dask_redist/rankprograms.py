@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dask_redist.errors import RedistError
 from dask_redist.joining import Piece
+from dask_redist.lane import insist
 from dask_redist.mailbox import ProgramEnded
 from dask_redist.program import Means, Program
 from dask_redist.rankcomm import RankComm
@@ -196,8 +197,10 @@ class RankPrograms:
         finally:
             comm.close()
             self._running.discard(program.number)
-        scheduler = self._means.worker.scheduler
-        self._means.call(scheduler.redist_ran(number=program.number, seat=self.seat, **report))
+        tell = partial(
+            self._means.worker.scheduler.redist_ran, number=program.number, seat=self.seat
+        )
+        insist(lambda: self._means.call(tell(**report)))
 
     def _told(self, error: BaseException, rank: int) -> bytes:
         """An error for the caller: itself, with a note where it comes from."""

@@ -60,7 +60,7 @@ class Reach:
         call: Callable[[Coroutine[Any, Any, Any]], Any],
     ) -> None:
         self.seat = -1  # until the scheduler has given us one
-        self.mail = Mail(worker, arena, self._unless_left, call)
+        self.mail = Mail(worker, arena, self._unless_left)
         self._worker = worker
         self._arena = arena
         self._pages = PageBudget(budget)

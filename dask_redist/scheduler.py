@@ -161,6 +161,9 @@ class SchedulerShell(SchedulerPlugin):
         merged: bytes | None = None,
         read: dict[int, int] | None = None,
     ) -> None:
+        run = self.conductor.by_number.get(number)
+        if run is None or seat not in run.exchanging:
+            return  # told before, or late
         if failed:
             reason = pickle.loads(error) if error else None
             self._act(self.conductor.not_exchanged(number, seat, reason))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_redist.lane import Lane
+from dask_redist.lane import Lane, insist
 
 NAME = "lane-under-test"
 BEGIN = None
@@ -312,3 +312,22 @@ def test_done_says_what_has_been_executed() -> None:
     go.set()
     wait_for(lambda: lane.done == 6)
     lane.close()
+
+
+def test_who_must_hear_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dask_redist.lane.PAUSES", (0.0, 0.0))
+    told: list[int] = []
+
+    def tell(failures: int) -> None:
+        told.append(failures)
+        if len(told) <= failures:
+            raise OSError("the connection is closed")
+
+    insist(lambda: tell(2))
+    assert told == [2, 2, 2]
+    told.clear()
+    with pytest.raises(OSError, match="closed"):
+        insist(lambda: tell(3))
+    told.clear()
+    with pytest.raises(ZeroDivisionError):
+        insist(lambda: told.append(1 // 0))

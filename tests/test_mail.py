@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +17,14 @@ from mpi_ranks import MPIEXEC, MpiCluster
 
 import dask_redist as dr
 from dask_redist import mpigroup
+from dask_redist.arena import Arena
+from dask_redist.mail import Mail
 from dask_redist.mpigroup import Groups
 from dask_redist.post import Post
 from dask_redist.rank import rank_of
+from dask_redist.ranks import Seat
+from dask_redist.tags import Tags
+from dask_redist.wires import Place
 
 VALUES = np.arange(60 * 40 * 30.0).reshape(60, 40, 30)
 
@@ -150,12 +156,13 @@ def impatient(dask_worker: Worker) -> None:
 
 
 async def never_gives(dask_worker: Worker, silent: bool) -> None:
-    """Agree to send what was offered, and do not."""
+    """Do not answer who asks for what was offered."""
     rank = rank_of(dask_worker)
     assert rank is not None
     handlers: dict[str, Any] = dask_worker.handlers
 
-    async def agree(tag: int) -> bool:
+    async def agree(serial: int) -> bool:
+        await asyncio.sleep(1000)
         return True
 
     handlers["redist_give"] = agree if silent else rank.reach.mail.give
@@ -175,6 +182,93 @@ def test_a_message_that_never_comes_is_given_up_by_name() -> None:
         check(dr.redistribute(x, dr.Slab.Z, client=client), VALUES)
         del x, error
         until(lambda: not leftovers(client))
+
+
+async def sends_late(dask_worker: Worker, seconds: float) -> None:
+    """Begin to send only so long after it was said."""
+    rank = rank_of(dask_worker)
+    assert rank is not None
+    post = rank.reach.mail._post
+
+    def send(comm: Any, dest: int, tag: int, buffer: Any) -> Any:
+        time.sleep(seconds)
+        return comm.Isend(buffer, dest, tag)
+
+    def late(comm: Any, dest: int, tag: int, buffer: Any) -> Any:
+        return post.collective(lambda: send(comm, dest, tag, buffer), buffer)
+
+    vars(post)["send"] = late
+
+
+def test_a_message_that_comes_late_is_taken_all_the_same() -> None:
+    """MPI takes no send back: its buffer would be out for ever."""
+    with mpi_ranks(2) as client:
+        first, _ = dr.connect(client).addresses
+        x = placed(client, VALUES, (30, -1, -1))
+        client.run(impatient)
+        client.run(sends_late, seconds=4, workers=[first])
+        with pytest.raises(dr.RunTimeoutError, match="over MPI"):
+            dr.redistribute(x, dr.Slab.Y, client=client).compute()
+        client.run(sends_late, seconds=0, workers=[first])
+        until(lambda: all(not any(out.values()) for out in client.run(out_now).values()))
+        check(dr.redistribute(x, dr.Slab.Z, client=client), VALUES)
+        del x
+        until(lambda: not leftovers(client))
+
+
+async def out_now(dask_worker: Worker) -> dict[str, int]:
+    """Bytes that messages have, and tags."""
+    rank = rank_of(dask_worker)
+    assert rank is not None
+    mail = rank.reach.mail
+    gc.collect()
+    return {
+        "outgoing": mail._outgoing.used,
+        "incoming": mail._incoming.used,
+        "tags": len(mail._even._used),
+    }
+
+
+class Alone:
+    """A worker as far as mail needs one."""
+
+    name, address = "alone", "tcp://alone:1"
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.asyncio_loop = self, loop
+
+
+def test_who_waits_for_room_has_open_messages_sent() -> None:
+    sent: list[int] = []
+
+    async def offer(number: int, owner: Any, headers: Any, buffer: Any) -> None:
+        sent.append(len(buffer))
+
+    async def main() -> None:
+        worker: Any = Alone(asyncio.get_running_loop())
+        nobody: Any = None
+        with dask.config.set({"redist.mpi.staging-bytes": 4000, "redist.timeout": "1s"}):
+            mail = Mail(worker, Arena(1 << 20, keep=0), nobody)
+        mail._offer = offer  # type: ignore[method-assign]
+        owner = Seat(1, "tcp://there:1", "there", *[nobody] * (len(Seat._fields) - 3))
+        wire = mail.wire_to(1, owner, far=True)
+        place = Place(0, 0, (100,), "u1")
+        wire.write(place, (slice(0, 100),), np.zeros(100, "u1"))
+        assert not sent
+        buffer = await mail._room(mail._outgoing, 1950)
+        assert (len(buffer), sent) == (1950, [100])
+        mail.close()
+
+    asyncio.run(main())
+
+
+def test_no_tag_is_used_twice_at_a_time() -> None:
+    tags = Tags(odd=0, count=3)
+    assert [tags.take() for _ in range(3)] == [0, 2, 4]
+    with pytest.raises(OSError, match="3 messages are under way"):
+        tags.take()
+    tags.free(2)
+    assert tags.take() == 2
 
 
 # --------------------------------------------------------------------------------- the world

@@ -1,5 +1,7 @@
 """Reductions that MPI does: exactly those that are right in any order, over the MPI wire only."""
 
+import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from cluster import MPI, same
 from distributed import Client
 from test_dist import total
+from test_mail import mpi_ranks
 from test_rankcomm import on_ranks
 
 import dask_redist as dr
@@ -90,3 +93,41 @@ def test_the_same_by_mpi(client: Client, ranks: int, dtype: str) -> None:
             if on_last is not None:
                 same(on_last, want)
             assert started == (2 if by_mpi and exact(ReduceOp(name), kind) else 0), name
+
+
+def test_where_a_rank_has_failed_mpi_reduces_no_more() -> None:
+    """The others' call is never over: what comes next would be taken for it."""
+
+    def code(nothing: None, comm: RankComm) -> Any:
+        comm._program.means = replace(comm._program.means, timeout=3.0)
+        values = np.arange(5000) + comm.rank
+        original = Post.collective
+        started: list[int] = []
+
+        def collective(*given: Any) -> Any:
+            if comm.rank == 2 and not started:
+                started.append(0)
+                raise MemoryError("no room on this rank")
+            started.append(1)
+            return original(*given)
+
+        Post.collective = collective  # type: ignore[assignment, method-assign]
+        try:
+            with pytest.raises((MemoryError, dr.RunTimeoutError)) as error:
+                comm.all_reduce(values)
+            if comm.rank == 2:
+                time.sleep(2)
+            later = comm.all_reduce(10 * values), comm.reduce(values, 1, "max")
+        finally:
+            Post.collective = original  # type: ignore[method-assign]
+        return str(error.value), later, started
+
+    with mpi_ranks(3) as client:
+        dr.connect(client)
+        for rank, (error, (everywhere, on_one), started) in enumerate(dr.map_ranks(code, None)):
+            assert ("no room" if rank == 2 else "did not reduce 40000 bytes over 3") in error
+            same(everywhere, 30 * np.arange(5000) + 30)
+            assert (on_one is None) == (rank != 1)
+            if on_one is not None:
+                same(on_one, np.arange(5000) + 2)
+            assert len(started) == 1

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dask_redist import post as post_module
 from dask_redist.post import Post
 
 
@@ -159,3 +160,24 @@ def test_a_closed_post_refuses_and_lets_nobody_wait() -> None:
     assert comm.receives[0].cancelled
     with pytest.raises(OSError, match="closed"):
         post.send(comm, 1, 2, buffer()).result(30)
+
+
+def test_close_ends_the_thread_and_keeps_what_mpi_still_uses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(post_module, "_unfinished", kept)
+    post, comm = Post("post that closes"), Comm()
+    comm.cancels = False
+    post.send(comm, 1, 2, buffer())
+    received = buffer()
+    alive = weakref.ref(received)
+    post.receive(comm, 1, 2, received)
+    until(lambda: comm.sends and comm.receives)
+    comm.receives[0].buffer = None
+    del received
+    post.close()
+    assert not any(thread.name == "post that closes" for thread in threading.enumerate())
+    gc.collect()
+    assert alive() is not None
+    assert len(kept) == 2
