@@ -6,8 +6,8 @@ number over MPI from it, or is in another world. Those who have it make communic
 which no program of the user's knows.
 
 To make one is collective, and MPI has no clock: who enters waits for ever for one who never does.
-So the ranks call the roll before, in messages that can be taken back, and enter only when all others
-have said that they are about to.
+So the ranks call the roll before, in messages that can be taken back, and enter only when all
+others have said that they are about to.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ class Group(NamedTuple):
     ranks: dict[int, int]
 
 
+#: the communicators of this process that all their ranks have made
+_made: list[Group] = []
+
+
 def mpi_here() -> Any:
     """The module mpi4py.MPI where it has been started in this process, else None."""
     return sys.modules["mpi4py.MPI"] if is_started() else None
@@ -75,6 +79,14 @@ def world_rank() -> int | None:
     """The rank of this process in its MPI world; None where it is not in one, or alone."""
     mpi = mpi_here()
     return None if mpi is None or mpi.COMM_WORLD.size == 1 else int(mpi.COMM_WORLD.rank)
+
+
+def free_all() -> None:
+    """Free all communicators that this process has made; all their ranks call this."""
+    while _made:
+        group = _made.pop(0)
+        group.comm.Free()
+        group.users.Free()
 
 
 class Groups:
@@ -103,6 +115,8 @@ class Groups:
     def choose(self, number: int | None) -> None:
         """Use this communicator from now on, or none: all have made it, says the scheduler."""
         self._present = number
+        if self.newest is not None and self.newest not in _made:
+            _made.append(self.newest)
 
     def __getitem__(self, number: int) -> Group:
         """A communicator by its number.
