@@ -396,7 +396,7 @@ def test_the_log_is_closed_with_the_cluster() -> None:
         assert ranks is not None
         log = ranks._log
         assert log is not None
-        assert "rank 0 is PID" in cluster.get_logs()["mpiexec"]  # type: ignore[no-untyped-call]
+        assert "rank 0 is PID" in cluster.get_logs()["mpiexec"]
     assert log.closed
     assert "rank 0 is PID" in ranks.output()
 
