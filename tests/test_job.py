@@ -188,7 +188,7 @@ with lo(nthreads=2, memory_limit="200 MiB", local_directory="spill", dashboard="
     assert done.out.split() == ["2", str(200 * 2**20), "True", "True", "True"]
 
 
-def test_not_launched_is_one_rank_and_one_line(tmp_path: Path) -> None:
+def test_ml11_not_launched_is_one_rank_and_one_line(tmp_path: Path) -> None:
     body = f"if True:\n  with lo() as client:\n    print(dr.connect(client))\n{WORK}"
     done = run(tmp_path, body, None)
     assert done.code == 0
@@ -214,7 +214,7 @@ with lo() as client:
 
 
 @LONG
-def test_a_task_may_start_processes(tmp_path: Path) -> None:
+def test_ml07_a_task_may_start_processes(tmp_path: Path) -> None:
     body = """
 import subprocess
 with lo() as client:
@@ -393,7 +393,9 @@ ENDS = {
 @pytest.mark.parametrize(
     "how", ["ends", "exits", *(pytest.param(how, marks=LONG) for how in ("raises", "speaks"))]
 )
-def test_life_cycle(tmp_path: Path, pytestconfig: pytest.Config, how: str, exclusive: bool) -> None:
+def test_ml01_life_cycle(
+    tmp_path: Path, pytestconfig: pytest.Config, how: str, exclusive: bool
+) -> None:
     statement, code, last = ENDS[how]
     body = f"with lo(exclusive={exclusive}) as client:\n{WORK}\n    {statement}\n"
     for _ in range(times(pytestconfig)):
@@ -481,7 +483,7 @@ def test_too_few_ranks(tmp_path: Path, n: int) -> None:
     assert "mpi(exclusive=False)" in done.err[-1]
 
 
-def test_an_mpi_of_another_kind(tmp_path: Path) -> None:
+def test_ml08_an_mpi_of_another_kind(tmp_path: Path) -> None:
     body = "with lo() as client:\n    print('body')\n"
     done = run(tmp_path, body, None, OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="1")
     assert done.code == 1
@@ -564,7 +566,7 @@ def test_a_dead_rank_is_named_and_ends_the_job(tmp_path: Path, how: str) -> None
     assert f"rank {rank} of 4 ({part}) has died: the job ends" in done.err
 
 
-def test_a_dead_rank_inside_a_collective(tmp_path: Path) -> None:
+def test_ml04_a_dead_rank_inside_a_collective(tmp_path: Path) -> None:
     body = """
 def f(b, block_id=None):
     if block_id == (2, 0): os.kill(os.getpid(), 9)
