@@ -183,9 +183,12 @@ class Roster:
                 await self._make_communicator(world)
                 worlds.append(world)
             rest = [seat for seat in rest if seat not in (first, *world)]
-        if len(worlds) > 1:
-            ranks = "; ".join(", ".join(str(self.rank(s)) for s in world) for world in worlds)
-            logger.info("MPI only within each of %d MPI jobs: ranks %s", len(worlds), ranks)
+        if members and len(members) > max(map(len, worlds), default=1):
+            groups = "; ".join(", ".join(str(self.rank(s)) for s in world) for world in worlds)
+            logger.warning(
+                "the ranks are not all of one MPI job: MPI within ranks %s only",
+                groups or "of none",
+            )
 
     async def _make_communicator(self, world: list[Seat]) -> None:
         """Have ranks that are all ready for it make a communicator."""

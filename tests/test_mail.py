@@ -237,6 +237,37 @@ def test_mpi_cannot_be_forced_where_there_is_none() -> None:
         assert "tcp://127.0.0.1" in str(error.value)
 
 
+def test_ranks_of_two_jobs_use_mpi_within_each() -> None:
+    """Here all share memory, so what could go over MPI is looked up; the values are right too."""
+
+    def group(dask_worker: Worker) -> Any:
+        rank = rank_of(dask_worker)
+        assert rank is not None
+        newest = rank.reach.mail.groups.newest
+        assert newest is not None
+        return newest.number, sorted(newest.ranks), newest.users.allreduce(1), newest.users.rank
+
+    def mpi(nothing: None, comm: dr.RankComm) -> str:
+        with pytest.raises(dr.RedistError) as error:
+            comm.mpi.Barrier()
+        return str(error.value)
+
+    with (
+        MpiCluster(4, [(MPIEXEC, "-n", "2")] * 2) as cluster,
+        Client(cluster.scheduler_address) as client,
+    ):
+        ranks = dr.connect(client, 4)
+        found = client.run(group)
+        assert {number for number, *_ in found.values()} == {1, 2}
+        (first, second) = (seats for _, seats, _, rank in found.values() if not rank)
+        assert sorted(first + second) == sorted(seat.seat for seat in ranks.seats)
+        assert {size for _, _, size, _ in found.values()} == {2}
+        assert all("has no communicator" in told for told in dr.map_ranks(mpi, None))
+        x = placed(client, VALUES, (15, -1, -1))
+        check(dr.redistribute(x, dr.Slab.Y, client=client), VALUES)
+        del x
+
+
 def stay_away(dask_worker: Worker) -> None:
     """Never enter a communicator, though all was well when we were asked."""
 

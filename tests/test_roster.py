@@ -79,13 +79,19 @@ class Ranks:
     ],
 )
 def test_each_world_meets_for_itself(
-    worlds: list[int], groups: list[list[int]], told: dict[int, int]
+    worlds: list[int],
+    groups: list[list[int]],
+    told: dict[int, int],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     roster = three_ranks()
     ranks = Ranks({f"tcp://here:{k}": world for k, world in enumerate(worlds)}, [])
     roster.ask = ranks.ask
     asyncio.run(roster.complete(3, 1.0))
     assert (ranks.met, ranks.told) == (groups, told)
+    asyncio.run(roster.complete(3, 1.0))
+    assert len(caplog.messages) == (len(set(worlds)) > 1)  # once for each set of ranks
+    assert all("not all of one MPI job" in message for message in caplog.messages)
 
 
 def test_a_rank_that_does_not_answer_is_told_at_once_and_nobody_has_met() -> None:
