@@ -63,7 +63,9 @@ class Side:
         self.spec = spec_of(case, ranks)
         (self.index,) = np.argwhere(case.before.owners(case.shape, ranks) == me).tolist()
         (self.out,) = np.flatnonzero(self.spec.owners == me).tolist()
-        self.fft = Mpi(rank.mpi_comm, [FFT])
+        group = rank.reach.mail.groups.newest
+        assert group is not None
+        self.fft = Mpi(group.users, [FFT])
 
     async def allocate(self) -> int:
         """Have an output, full of NaN; returns where it is."""

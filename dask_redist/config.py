@@ -1,7 +1,8 @@
 """Settings: the ``redist`` namespace of Dask's configuration, with defaults from ``redist.yaml``.
 
-Every option is described in that file. They are read where they act: layouts and fallback in the
-client's process, ``timeout`` in each process that waits, ``arena`` and ``wire`` on the workers.
+Every option is described in that file. They are read where they act: layouts, ``policy`` and
+``fallback`` in the client's process, ``timeout`` in each process that waits, ``arena``, ``wire``,
+``message-bytes`` and ``mpi`` on the workers when they start; a plan reads ``mpi`` in the client's.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import dask
 from distributed import Scheduler
@@ -27,11 +27,14 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.utils import LoopRunner, get_ip, get_ip_interface
 
-from dask_redist import world
-from dask_redist.lifeline import Lifeline
+from dask_redist import mpigroup, world
+from dask_redist.errors import RedistError
+from dask_redist.lifeline import Lifeline, start_observer
 from dask_redist.mpirank import HEARD, RankWorker, abort, be_silent, serve, wait_quietly
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: the job that this process serves, for the scheduler's plugin
 _here: Crew | None = None
@@ -64,13 +67,42 @@ class Crew:
         self.workers = self.size - self.first_worker
         self.lifeline: Lifeline | None = None
 
+    def agree(self, prepare: Callable[[], T]) -> list[T]:
+        """What all ranks have prepared, by rank; what fails on one is the error of all.
+
+        Raises
+        ------
+        RedistError
+            On all ranks, where it failed on one; names that rank. In a job that exits with its
+            script the others exit, and leave it to the script's rank to say so.
+        """
+        if self.comm is None:
+            return [prepare()]
+        found, told, cause = None, "", None
+        try:
+            found = prepare()
+        except Exception as error:
+            told, cause = f"{type(error).__name__}: {error}", error
+        both = self.comm.allgather((found, told))
+        if failed := [rank for rank, (_, told) in enumerate(both) if told]:
+            self.comm.Free()
+            if self.exit and self.rank != self.script:
+                sys.exit(1)
+            raise RedistError(f"rank {failed[0]} of {self.size}: {both[failed[0]][1]}") from cause
+        return [found for found, _ in both]
+
     def hold(self, interface: str | None) -> None:
         """Be heard of, should this process die."""
-        if self.size > 1:
-            host = get_ip_interface(interface) if interface else get_ip()
-            self.lifeline = Lifeline(self.comm, host, self.exclusive)
-            global _here
-            _here = self
+        if self.size == 1:
+            return
+        hosts = self.agree(lambda: get_ip_interface(interface) if interface else get_ip())
+
+        def observer() -> Any:  # which waits for us: nothing else may fail now
+            return start_observer(hosts[0], self.size, self.exclusive) if self.rank == 0 else None
+
+        self.lifeline = Lifeline(self.rank, *self.agree(observer)[0])
+        global _here
+        _here = self
 
     def share_of_memory(self) -> float:
         """The part of its host's memory that each worker on this host may use."""
@@ -103,7 +135,8 @@ class Crew:
         _here = None
         if self.lifeline is not None:
             self.lifeline.close()
-        if not self.exit:
+        if not self.exit and self.comm is not None:
+            mpigroup.free_all()
             self.comm.Free()
 
     def _dask_mpi(self, work: dict[str, Any], schedule: dict[str, Any]) -> None:
@@ -148,12 +181,18 @@ class Crew:
             yield address
         finally:
             be_silent()
-            if beside is not None:
-                beside.close()
-            else:
-                _shut_down(address)
-            if orders is not None:
-                orders.end()
+            try:
+                if beside is not None:
+                    beside.close()
+                else:
+                    _shut_down(address)
+            except Exception as error:  # the others must be let go nevertheless
+                logger.warning("Dask did not end as it should: %r", error)
+            finally:
+                if orders is not None:
+                    orders.end()
+                else:
+                    self.part()
 
 
 class _Beside:
@@ -174,13 +213,17 @@ class _Beside:
         return str(self.scheduler.address)
 
     async def _close(self) -> None:
-        await self.scheduler.close()
-        await self.worker.close()
+        try:
+            await self.scheduler.close()
+        finally:
+            await self.worker.close()
 
     def close(self) -> None:
         """End both; the workers elsewhere end with the scheduler."""
-        self.runner.run_sync(self._close)
-        self.runner.stop()
+        try:
+            self.runner.run_sync(self._close, callback_timeout=ENDING)
+        finally:
+            self.runner.stop(ENDING)
 
 
 class _Orders:
@@ -228,7 +271,7 @@ def _shut_down(address: str) -> None:
             await comm.write({"op": "terminate", "reply": False})
             await comm.close()
 
-    asyncio.run(terminate())
+    asyncio.run(asyncio.wait_for(terminate(), ENDING))
 
 
 def _exit_code(error: BaseException | None) -> int:

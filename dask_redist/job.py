@@ -21,7 +21,7 @@ from dask_redist import config, world
 from dask_redist.connect import connect
 from dask_redist.crew import Crew, RankWatch
 from dask_redist.errors import RedistError
-from dask_redist.local import offer
+from dask_redist.local import offer, withdraw
 from dask_redist.mpirank import be_silent
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,8 @@ def mpi(
     Raises
     ------
     RedistError
-        No MPI, one that is not the launcher's, or too few ranks.
+        No MPI, one that is not the launcher's, or too few ranks; or one rank cannot take part, such
+        as for an array that cannot be offered: then all ranks raise it, and it names that one.
     RunTimeoutError
         The workers were not there in time.
 
@@ -93,14 +94,12 @@ def mpi(
     ...     float(da.ones((4, 4), chunks=2).sum().compute())
     16.0
     """
-    seconds = config.seconds("timeout") if timeout is None else parse_timedelta(timeout, "s")
     crew = _crew(comm, exclusive, exit)
-    if memory_limit == "auto":
-        memory_limit = crew.share_of_memory()
+    share = crew.share_of_memory()
     work = {
         "interface": interface,
         "nthreads": nthreads,
-        "memory_limit": memory_limit,
+        "memory_limit": share if memory_limit == "auto" else memory_limit,
         "local_directory": local_directory,
     }
     schedule = {
@@ -108,18 +107,25 @@ def mpi(
         "dashboard": dashboard is not None,
         "dashboard_address": dashboard or ":0",  # it serves more than that
     }
-    if local is not None:
-        offer(local)
-    crew.hold(interface)
-    with _news_only():
-        if crew.rank == crew.script:
-            with crew.served(work, schedule) as address, _client(address, seconds) as client:
-                connect(client, crew.workers, seconds)
-                if crew.size > 1:
-                    client.register_plugin(RankWatch(crew.size))
-                yield client
-            return
-        crew.serve(work, schedule)
+
+    def prepare() -> float:
+        offer(local or {})
+        return config.seconds("timeout") if timeout is None else parse_timedelta(timeout, "s")
+
+    try:
+        seconds = crew.agree(prepare)[crew.rank]
+        crew.hold(interface)
+        with _news_only():
+            if crew.rank == crew.script:
+                with crew.served(work, schedule) as address, _client(address, seconds) as client:
+                    connect(client, crew.workers, seconds)
+                    if crew.size > 1:
+                        client.register_plugin(RankWatch(crew.size))
+                    yield client
+                return
+            crew.serve(work, schedule)
+    finally:
+        withdraw(local or {})
     if exit:
         sys.exit()
     yield None

@@ -14,7 +14,6 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any
 
 from dask_redist import observer
 
@@ -26,21 +25,17 @@ class Lifeline:
 
     Parameters
     ----------
-    comm
-        A communicator over the ranks.
-    host
-        Address that rank 0 can be reached at.
-    exclusive
-        Whether the first two ranks are scheduler and script, and no workers.
+    rank
+        Which rank this is.
+    address, secret
+        What :func:`start_observer` gave rank 0.
     """
 
-    def __init__(self, comm: Any, host: str, exclusive: bool) -> None:
-        call = _start(host, comm.size, exclusive) if comm.rank == 0 else None
-        address, secret = comm.bcast(call, root=0)
+    def __init__(self, rank: int, address: tuple[str, int], secret: bytes) -> None:
         self._peer: socket.socket | None = None
         with contextlib.suppress(OSError):  # nobody is there to say it; the launcher still ends us
             self._peer = socket.create_connection(address, observer.CONNECTING)
-            self._peer.sendall(secret + comm.rank.to_bytes(4, "big"))
+            self._peer.sendall(secret + rank.to_bytes(4, "big"))
 
     def _send(self, what: bytes) -> None:
         if self._peer is not None:
@@ -50,14 +45,26 @@ class Lifeline:
     def close(self) -> None:
         """Say goodbye: what becomes of this process now is no loss."""
         self._send(observer.BYE)
+        if self._peer is not None:
+            self._peer.close()
 
     def hush(self) -> None:
         """What ends the job is told already."""
         self._send(observer.HUSH)
 
 
-def _start(host: str, size: int, exclusive: bool) -> tuple[tuple[str, int], bytes]:
-    """Start the observer; its address, and the secret of this job."""
+def start_observer(host: str, size: int, exclusive: bool) -> tuple[tuple[str, int], bytes]:
+    """Start the observer; its address, and the secret of this job.
+
+    Parameters
+    ----------
+    host
+        Address that this rank can be reached at.
+    size
+        How many ranks there are.
+    exclusive
+        Whether the first two ranks are scheduler and script, and no workers.
+    """
     secret = os.urandom(observer.SECRET)
     with socket.create_server((host, 0), backlog=size) as server:
         address = server.getsockname()[:2]

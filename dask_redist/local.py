@@ -33,6 +33,22 @@ def offer(arrays: Mapping[str, NDArray[Any]]) -> None:
     _offered.update(arrays)
 
 
+def withdraw(arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Offer these arrays no more.
+
+    Examples
+    --------
+    >>> array = np.arange(3)
+    >>> offer({"w": array})
+    >>> withdraw({"w": array})
+    >>> "w" in _offered
+    False
+    """
+    for name, array in arrays.items():
+        if _offered.get(name) is array:
+            del _offered[name]
+
+
 def offered(name: str) -> NDArray[Any]:
     """The array that this process offers under a name: that very array.
 

@@ -4,11 +4,16 @@ That two processes call themselves ranks of a world proves nothing: there may be
 one cluster. So each rank asks the first one for a random number, over Dask, and gets the same
 number over MPI from it, or is in another world. Those who have it make communicators of their own,
 which no program of the user's knows.
+
+To make one is collective, and MPI has no clock: who enters waits for ever for one who never does.
+So the ranks call the roll before, in messages that can be taken back, and enter only when all
+others have said that they are about to.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 import sys
@@ -18,6 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from distributed import Worker
 
+from dask_redist import config
+from dask_redist.errors import RunTimeoutError
 from dask_redist.post import Post
 from dask_redist.world import is_started
 
@@ -32,8 +39,10 @@ HOW = (
 _PROOF = 16
 #: seconds in which it has to come, once it was sent
 _PATIENCE = 5.0
-#: tag of the messages that prove; of the meetings
-_TAG = 7077
+#: tags of the messages that prove, and of the meetings, from as many as every MPI has: each attempt
+#: has one of its own, so that what comes late from another one is not taken for its answer
+_TAGS = range(16384, 32768)
+_attempts = itertools.count(secrets.randbelow(len(_TAGS)))
 
 
 class Group(NamedTuple):
@@ -57,6 +66,10 @@ class Group(NamedTuple):
     ranks: dict[int, int]
 
 
+#: the communicators of this process that all their ranks have made
+_made: list[Group] = []
+
+
 def mpi_here() -> Any:
     """The module mpi4py.MPI where it has been started in this process, else None."""
     return sys.modules["mpi4py.MPI"] if is_started() else None
@@ -66,6 +79,14 @@ def world_rank() -> int | None:
     """The rank of this process in its MPI world; None where it is not in one, or alone."""
     mpi = mpi_here()
     return None if mpi is None or mpi.COMM_WORLD.size == 1 else int(mpi.COMM_WORLD.rank)
+
+
+def free_all() -> None:
+    """Free all communicators that this process has made; all their ranks call this."""
+    while _made:
+        group = _made.pop(0)
+        group.comm.Free()
+        group.users.Free()
 
 
 class Groups:
@@ -83,7 +104,8 @@ class Groups:
         self._worker = worker
         self._post = post
         self._made: dict[int, Group] = {}
-        self._not_proven = ""
+        self._present: int | None = None
+        self._not_proven = self._stuck = ""
         #: communicators in which a collective was begun, and not by all
         self._spoiled: set[int] = set()
 
@@ -97,8 +119,14 @@ class Groups:
 
     @property
     def newest(self) -> Group | None:
-        """The communicator of the present ranks."""
-        return self._made[max(self._made)] if self._made else None
+        """The communicator of the present ranks, which all of them have made."""
+        return self._made.get(self._present) if self._present is not None else None
+
+    def choose(self, number: int | None) -> None:
+        """Use this communicator from now on, or none: all have made it, says the scheduler."""
+        self._present = number
+        if self.newest is not None and self.newest not in _made:
+            _made.append(self.newest)
 
     def __getitem__(self, number: int) -> Group:
         """A communicator by its number.
@@ -126,7 +154,7 @@ class Groups:
                 f"its MPI was started with thread level {mpi.Query_thread()} and messages need "
                 f"{mpi.THREAD_SERIALIZED} (MPI_THREAD_SERIALIZED)"
             )
-        return self._not_proven
+        return self._stuck or self._not_proven
 
     # ------------------------------------------------------------ called by the scheduler
     async def prove(self, address: str, rank: int) -> bool:
@@ -144,10 +172,11 @@ class Groups:
         stranger = f"it is in another MPI world than the rank on {address}"
         if rank >= mpi.COMM_WORLD.size or rank == mpi.COMM_WORLD.rank:
             return stranger
-        buffer = np.zeros(_PROOF, np.uint8)
-        arrival = self._post.receive(mpi.COMM_WORLD, rank, _TAG, buffer)
+        buffer, tag = np.zeros(_PROOF, np.uint8), _TAGS[next(_attempts) % len(_TAGS)]
+        arrival = self._post.receive(mpi.COMM_WORLD, rank, tag, buffer)
+        asked = self._worker.rpc(address).redist_proof(rank=int(mpi.COMM_WORLD.rank), tag=tag)
         try:
-            proof = await self._worker.rpc(address).redist_proof(rank=int(mpi.COMM_WORLD.rank))
+            proof = await asked
             await asyncio.wait_for(asyncio.wrap_future(arrival), _PATIENCE)
         except TimeoutError:
             return stranger
@@ -155,27 +184,86 @@ class Groups:
             arrival.cancel()
         return "" if buffer.tobytes() == proof else stranger
 
-    async def proof(self, rank: int) -> bytes:
+    async def proof(self, rank: int, tag: int) -> bytes:
         """A random number, which rank ``rank`` of this rank's world gets over MPI too."""
         mpi, number = mpi_here(), secrets.token_bytes(_PROOF)
         if mpi is not None and 0 <= rank < mpi.COMM_WORLD.size:
-            self._post.send(mpi.COMM_WORLD, rank, _TAG, np.frombuffer(number, np.uint8))
+            self._post.send(mpi.COMM_WORLD, rank, tag, np.frombuffer(number, np.uint8))
         return number
 
-    async def meet(self, number: int, members: Iterable[Sequence[int]]) -> Group:
-        """Make communicator ``number`` with the others; ``members``: seats and world ranks."""
+    async def meet(self, number: int, members: Iterable[Sequence[int]], word: bytes) -> None:
+        """Make communicator ``number`` with the others.
+
+        Parameters
+        ----------
+        number
+            Its number.
+        members
+            Seats and world ranks.
+        word
+            Random bytes that all are told, for this attempt.
+
+        Raises
+        ------
+        RunTimeoutError
+            Not all came in time; says who did not. Where this rank is in MPI already, it can use
+            MPI only when it has come out of it.
+        """
         seats, ranks = zip(*members, strict=True)
-        comm, users = await asyncio.wrap_future(self._post.call(lambda: _make(ranks)))
+        patience = config.seconds("timeout") / 4  # twice; the scheduler, which asks, has more
+        tag = _TAGS[int.from_bytes(word[:4], "big") % len(_TAGS)]
+        await self._call_the_roll(ranks, tag, word, patience)
+        made = self._post.call(lambda: _make(ranks, tag))
+        others = [rank for rank in ranks if rank != world_rank()]
+        self._stuck = f"it waits in MPI_Comm_create_group for {_names(others)}"
+        made.add_done_callback(self._came_out)
+        waiting = asyncio.wrap_future(made)
+        await asyncio.wait({waiting}, timeout=patience)  # which does not cancel what nobody can
+        if not waiting.done():
+            here = self._worker.address
+            raise RunTimeoutError(f"the rank on {here} can use no MPI: {self._stuck}")
+        comm, users = waiting.result()
         self._made[number] = Group(number, comm, users, {s: r for r, s in enumerate(seats)})
-        return self._made[number]
+
+    def _came_out(self, _: object) -> None:
+        self._stuck = ""
+
+    async def _call_the_roll(
+        self, ranks: Sequence[int], tag: int, word: bytes, patience: float
+    ) -> None:
+        """Tell all others that we are here, and wait until they have told us."""
+        world, said = mpi_here().COMM_WORLD, np.frombuffer(word, np.uint8)
+        heard = {rank: np.zeros(len(word), np.uint8) for rank in ranks if rank != world.rank}
+        arrivals = {
+            asyncio.wrap_future(self._post.receive(world, rank, tag, buffer)): rank
+            for rank, buffer in heard.items()
+        }
+        for rank in heard:
+            self._post.send(world, rank, tag, said)
+        done, late = await asyncio.wait(arrivals, timeout=patience)
+        for arrival in late:
+            arrival.cancel()
+        for arrival in done:
+            arrival.result()
+        missing = {arrivals[arrival] for arrival in late}
+        missing |= {rank for rank, buffer in heard.items() if buffer.tobytes() != word}
+        if missing:
+            raise RunTimeoutError(
+                f"the rank on {self._worker.address} waited {patience:g} s (a quarter of "
+                f"redist.timeout) for {_names(sorted(missing))} to make a communicator"
+            )
 
 
-def _make(ranks: Sequence[int]) -> tuple[Any, Any]:
+def _names(ranks: Iterable[int]) -> str:
+    return f"rank {', '.join(map(str, ranks))} of the MPI world"
+
+
+def _make(ranks: Sequence[int], tag: int) -> tuple[Any, Any]:
     world = mpi_here().COMM_WORLD
     group = world.Get_group()
     chosen = group.Incl(list(ranks))
     try:
-        return world.Create_group(chosen, _TAG), world.Create_group(chosen, _TAG)
+        return world.Create_group(chosen, tag), world.Create_group(chosen, tag)
     finally:
         group.Free()
         chosen.Free()

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 CODE = "from mpi4py import MPI; from dask_redist.mpirank import main; main()"
 #: seconds in which ranks end by themselves, then on request
 ENDING = 10.0, 3.0
+#: bytes of what was printed first, where ranks say who they are, and of what was printed last
+FIRST, LAST = 2**17, 2**20
 
 
 class MPIRanks(ProcessInterface):
@@ -59,6 +61,7 @@ class MPIRanks(ProcessInterface):
         self.process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._log: IO[bytes] | None = None
+        self._printed = ""  # when the log is closed
         self._watching: asyncio.Task[None] | None = None
 
     # ---------------------------------------------------------------------------- start
@@ -74,15 +77,15 @@ class MPIRanks(ProcessInterface):
         }
         command = [self.mpiexec, "-n", str(self.n_ranks)]
         command += [sys.executable, "-c", CODE, self.scheduler, json.dumps(options)]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            env=_environment(),
-            start_new_session=True,  # Ctrl-C is for this process; it ends the ranks
-        )
         try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C is for this process; it ends the ranks
+            )
             await self._all_there(time.monotonic() + self.timeout)
         except BaseException:
             self.status = Status.failed
@@ -112,10 +115,8 @@ class MPIRanks(ProcessInterface):
 
     # ------------------------------------------------------------------- while it runs
     def output(self) -> str:
-        """What the ranks and mpiexec have printed."""
-        if self._log is None:
-            return ""
-        return os.pread(self._log.fileno(), 2**20, 0).decode(errors="replace")
+        """What the ranks and mpiexec have printed: its beginning and its end, where it is long."""
+        return ends_of(self._log) if self._log is not None else self._printed
 
     async def _watch(self) -> None:
         """Say which rank has died, and let what is computed fail with that line."""
@@ -154,6 +155,10 @@ class MPIRanks(ProcessInterface):
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 self._folder.cleanup()
+        if self._log is not None:
+            self._printed = self.output()
+            self._log.close()
+            self._log = None
         await super().close()  # type: ignore[no-untyped-call]
 
     def _reason(self) -> str:
@@ -171,6 +176,18 @@ def _environment() -> dict[str, str]:
         "DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(dask.config.global_config),
         **world.ON_THIS_HOST,
     }
+
+
+def ends_of(log: IO[bytes]) -> str:
+    """The beginning and the end of a log; all of it where it is short."""
+    number, size = log.fileno(), os.fstat(log.fileno()).st_size
+    if size <= FIRST + LAST:
+        return os.pread(number, size, 0).decode(errors="replace")
+    first, last = os.pread(number, FIRST, 0), os.pread(number, LAST, size - LAST)
+    # Whole lines, as far as there are any.
+    first, last = first[: first.rfind(b"\n") + 1] or first, last[last.find(b"\n") + 1 :] or last
+    left_out = f"\n... {size - len(first) - len(last)} bytes ...\n"
+    return first.decode(errors="replace") + left_out + last.decode(errors="replace")
 
 
 def _ending(code: int) -> str:

@@ -54,7 +54,7 @@ class Means:
     call
         Runs a coroutine on the worker's event loop, from another thread.
     mpi
-        The MPI communicator of the ranks, if there is one.
+        The MPI communicator of these ranks, if there is one.
     """
 
     worker: Worker
@@ -63,7 +63,7 @@ class Means:
     reach: Reach
     timeout: float
     call: Callable[[Coroutine[Any, Any, Any]], Any]
-    mpi: Callable[[], Any]
+    mpi: Callable[[Sequence[Seat]], Any]
 
 
 class Landing(Outputs):

@@ -11,7 +11,7 @@ import asyncio
 import gc
 import pickle
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ from dask_redist.partials import Cut
 from dask_redist.process import Process
 from dask_redist.program import Means
 from dask_redist.rankprograms import RankPrograms
+from dask_redist.ranks import Seat
 from dask_redist.reach import Reach
 from dask_redist.reduction import Reduction
 from dask_redist.run import RankRun, RunClosed, RunTable
@@ -56,8 +57,6 @@ class Rank(WorkerPlugin):
 
     name = PLUGIN
     idempotent = True
-    #: the mpi4py communicator of the present ranks, in their order; messages have another one
-    mpi_comm: Any = None
 
     # ---------------------------------------------------------------------- start and stop
     async def setup(self, worker: Worker) -> None:
@@ -82,7 +81,7 @@ class Rank(WorkerPlugin):
         self.closed_runs = ClosedRuns(worker, self.reach, self.lane, self.threads, self._call)
         means = Means(
             *(worker, self.arena, self.holdings, self.reach, self.timeout, self._call),
-            mpi=lambda: self.mpi_comm,
+            mpi=self._mpi,
         )
         self.programs = RankPrograms(means, self.threads)
         worker.handlers.update({op: self._guard(h) for op, h in self._handlers().items()})
@@ -380,11 +379,38 @@ class Rank(WorkerPlugin):
             await asyncio.sleep(0.005)
         return self.lane.done >= ticket
 
-    async def _meet(self, number: int, members: Iterable[Any]) -> None:
+    async def _meet(self, **meeting: Any) -> dict[str, Any]:
         """Make communicators with the other ranks of our MPI world."""
-        self.mpi_comm = (await self.reach.mail.groups.meet(number, members)).users
+        try:
+            await self.reach.mail.groups.meet(**meeting)
+        except RedistError as error:  # the scheduler would get its text only
+            return {"error": dump(error)}
+        return {}
 
-    async def _reach(self, seats: Iterable[Any]) -> dict[str, Any]:
+    def _mpi(self, seats: Iterable[Seat]) -> Any:
+        """The mpi4py communicator of exactly these ranks, in this order; None where nobody has one.
+
+        Messages have another one.
+        """
+        group = self.reach.mail.groups.newest
+        if group is None:
+            return None
+        if others := [s.address for s in seats if s.seat not in group.ranks]:
+            raise RedistError(
+                f"the ranks are not all of one MPI job: {', '.join(others)} has no communicator "
+                f"with {self.worker.address}; start all ranks by one mpiexec"
+            )
+        if list(group.ranks) != [seat.seat for seat in seats]:
+            raise RedistError(
+                f"the MPI communicator is of {len(group.ranks)} ranks that are not these any more: "
+                "call dask_redist.connect(client) again"
+            )
+        return group.users
+
+    async def _reach(
+        self, seats: Iterable[Any], communicators: Mapping[int, int]
+    ) -> dict[str, Any]:
+        self.reach.mail.groups.choose(communicators.get(self.seat))
         try:
             return {"wires": self.reach.wires(seats)}
         except RedistError as error:  # the scheduler would pass its text on only

@@ -97,10 +97,10 @@ class RankComm:
         Raises
         ------
         RedistError
-            The ranks are no MPI processes; says how to start them as such.
+            The ranks are no MPI processes, or not of one MPI job; says how to start them as such.
         """
         self._check_use()
-        found = self._program.means.mpi()
+        found = self._program.means.mpi(self._program.seats)
         if found is None:
             raise RedistError(
                 "these ranks have no MPI communicator: start them as MPI processes, with "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import pickle
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 from distributed import Scheduler
 
 from dask_redist.arena import ArenaCard
-from dask_redist.errors import RunTimeoutError
+from dask_redist.errors import RunTimeoutError, has_left
 from dask_redist.process import Process
 from dask_redist.ranks import RankSet, Seat
+
+logger = logging.getLogger(__name__)
 
 
 class Roster:
@@ -36,8 +39,9 @@ class Roster:
         self.left: dict[int, Seat] = {}
         self._makers: dict[Any, str] = {}
         self._wires: tuple[tuple[int, ...], dict[int, dict[int, str]]] = (), {}
-        #: the ranks of an MPI world that met last, how often ranks have, and that they do now
+        #: the MPI ranks that met last, each one's communicator, and how many there have been
         self._met: tuple[Seat, ...] = ()
+        self._communicators: dict[int, int] = {}
         self._meetings = 0
         self._meeting = asyncio.Lock()
 
@@ -117,7 +121,7 @@ class Roster:
         RunTimeoutError
             They did not come in time; says how many did and who is missing.
         """
-        deadline = time.monotonic() + timeout
+        deadline, left = time.monotonic() + timeout, ""
         while True:
             here = {s.address for s in (*self.ranks.arrived, *self.ranks.seated.values())}
             missing = [w for w in self.scheduler.workers if w not in here]
@@ -127,50 +131,77 @@ class Roster:
                 seats = tuple(seat.seat for seat in self.ranks.table())
                 if seats and seats == tuple(known):
                     return {"same": True}
-                with contextlib.suppress(OSError):  # one has left meanwhile: once more
+                try:
                     return {"ranks": list(map(tuple, self.ranks.table())), **await self._reach()}
+                except OSError as error:  # one has left meanwhile: once more
+                    if not has_left(error):
+                        raise
+                    left = f"; the last that was tried: {error}"
             if time.monotonic() > deadline:
                 raise RunTimeoutError(
                     f"{len(here)} of {n_ranks or len(self.scheduler.workers) or 1} ranks came "
                     f"within {timeout:g} s"
                     + (f"; no answer from {', '.join(missing)}" if missing else "")
+                    + left
                     + "; start more workers or raise timeout="
                 )
             await asyncio.sleep(0.02)
 
     async def _reach(self) -> dict[str, Any]:
         """The wire between each two ranks, asked once for each set of ranks."""
-        seats = tuple(seat.seat for seat in self.ranks.table())
-        if self._wires[0] != seats:
-            async with self._meeting:
+        async with self._meeting:
+            table = self.ranks.table()
+            seats = tuple(seat.seat for seat in table)
+            if self._wires[0] != seats:
                 await self._meet()
-            replies = await self.ask_all(
-                "redist_reach", seats=[tuple(seat) for seat in self.ranks.table()]
-            )
-            if errors := [reply["error"] for reply in replies.values() if "error" in reply]:
-                raise pickle.loads(errors[0])
-            self._wires = seats, {seat.seat: reply["wires"] for seat, reply in replies.items()}
+                replies = await self.ask_all(
+                    "redist_reach",
+                    seats=[tuple(seat) for seat in table],
+                    communicators=self._communicators,
+                )
+                _raise_first(replies.values())
+                self._wires = seats, {seat.seat: reply["wires"] for seat, reply in replies.items()}
+                self._met = tuple(seat for seat in table if seat.mpi_rank is not None)
         return {"wires": self._wires[1]}
 
     async def _meet(self) -> None:
-        """Have the ranks of one MPI world make a communicator, once for each set of them."""
+        """Have the ranks of each MPI world make a communicator, once for each set of ranks."""
         members = tuple(seat for seat in self.ranks.table() if seat.mpi_rank is not None)
-        if len(members) < 2 or members == self._met:
+        if members == self._met:
             return
-        first = members[0]
-        proofs = (
-            self.ask(seat, "redist_prove", address=first.address, rank=first.mpi_rank)
-            for seat in members
-        )
-        proven = await asyncio.gather(*proofs)
-        world = [seat for seat, there in zip(members, proven, strict=True) if there]
-        if first in world and len(world) > 1:
-            self._meetings += 1
-            rows = [(seat.seat, seat.mpi_rank) for seat in world]
-            await asyncio.gather(
-                *(self.ask(s, "redist_meet", number=self._meetings, members=rows) for s in world)
+        self._met, self._communicators = (), {}
+        rest, worlds = list(members), []
+        while len(rest) > 1:
+            first = rest[0]
+            proofs = (
+                self.ask(seat, "redist_prove", address=first.address, rank=first.mpi_rank)
+                for seat in rest
             )
-        self._met = members
+            proven = await asyncio.gather(*proofs)
+            world = [seat for seat, there in zip(rest, proven, strict=True) if there]
+            if first in world and len(world) > 1:
+                await self._make_communicator(world)
+                worlds.append(world)
+            rest = [seat for seat in rest if seat not in (first, *world)]
+        if members and len(members) > max(map(len, worlds), default=1):
+            groups = "; ".join(", ".join(str(self.rank(s)) for s in world) for world in worlds)
+            logger.warning(
+                "the ranks are not all of one MPI job: MPI within ranks %s only",
+                groups or "of none",
+            )
+
+    async def _make_communicator(self, world: list[Seat]) -> None:
+        """Have ranks that are all ready for it make a communicator."""
+        self._meetings += 1
+        meeting = {
+            "number": self._meetings,
+            "members": [(seat.seat, seat.mpi_rank) for seat in world],
+            "word": secrets.token_bytes(16),
+        }
+        _raise_first(
+            await asyncio.gather(*(self.ask(seat, "redist_meet", **meeting) for seat in world))
+        )
+        self._communicators |= {seat.seat: self._meetings for seat in world}
 
     # ------------------------------------------------------------------------------- chunks
     def computed(self, key: Any, address: str) -> None:
@@ -198,3 +229,10 @@ class Roster:
         """The rank that owns each chunk, -1 where it is not in memory."""
         ranks, tasks = self.numbers(), self.scheduler.tasks
         return [ranks.get(self.owner(tasks.get(key)), -1) for key in keys]
+
+
+def _raise_first(replies: Iterable[dict[str, Any]]) -> None:
+    """Raise the first error that a rank has answered with."""
+    for reply in replies:
+        if "error" in reply:
+            raise pickle.loads(reply["error"])

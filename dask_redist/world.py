@@ -1,6 +1,7 @@
 """The MPI world: what launched this process, which MPI it runs on, and whether the two agree.
 
-The one module that imports mpi4py, and only when asked: importing ``mpi4py.MPI`` starts MPI. What
+The one module that imports mpi4py, and only when asked: importing ``mpi4py.MPI`` starts MPI. (Ranks
+of a ``LocalMPICluster`` have done so before they import this package: see ``mpijob.CODE``.) What
 the launcher says is read from the environment, without starting anything. Where an mpi4py belongs
 to another MPI than the launcher, each process believes that it is rank 0 of 1, and n of them do the
 same work over each other; :func:`start` refuses that.

@@ -154,6 +154,33 @@ def test_an_optional_package_is_wrapped_by_one_module(package: str) -> None:
     assert len(users) <= 1
 
 
+#: collectives of mpi4py that pickle: the first one on a communicator duplicates it, under Python's
+#: lock, so a second thread that uses MPI meanwhile can make ranks wait for each other for ever
+PICKLING = {
+    *("allgather", "allreduce", "alltoall", "bcast", "gather", "reduce", "scan", "scatter"),
+    *("exscan", "barrier"),
+}
+
+
+def pickling(source: str) -> list[int]:
+    """Return the lines that call such a collective of a communicator called ``comm`` or so."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in PICKLING
+        and re.search(r"(comm|users|from_here|COMM_WORLD)$", ast.unparse(node.func.value))
+    ]
+
+
+def test_th01_collectives_that_pickle_are_made_before_there_are_threads() -> None:
+    # https://github.com/mpi4py/mpi4py/issues/784
+    """By the ranks of a job, in their main threads and on a communicator of its own only."""
+    assert {name for name, path in modules().items() if pickling(path.read_text())} == {"crew"}
+    assert pickling("group.comm.allreduce(1)\nself.comm.Allreduce(a, b)") == [1]
+
+
 def undeclared(names: Iterator[str]) -> set[str]:
     """Return the outside packages among imported names that pyproject.toml does not ask for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -208,7 +235,7 @@ def import_in_fresh_process(body: str) -> str:
     ).stdout
 
 
-def test_import_starts_nothing_and_needs_nothing_optional() -> None:
+def test_ml10_import_starts_nothing_and_needs_nothing_optional() -> None:
     assert import_in_fresh_process("import dask_redist") == "threads []\nasked []\n"
 
 

@@ -188,7 +188,7 @@ with lo(nthreads=2, memory_limit="200 MiB", local_directory="spill", dashboard="
     assert done.out.split() == ["2", str(200 * 2**20), "True", "True", "True"]
 
 
-def test_not_launched_is_one_rank_and_one_line(tmp_path: Path) -> None:
+def test_ml11_not_launched_is_one_rank_and_one_line(tmp_path: Path) -> None:
     body = f"if True:\n  with lo() as client:\n    print(dr.connect(client))\n{WORK}"
     done = run(tmp_path, body, None)
     assert done.code == 0
@@ -214,7 +214,7 @@ with lo() as client:
 
 
 @LONG
-def test_a_task_may_start_processes(tmp_path: Path) -> None:
+def test_ml07_a_task_may_start_processes(tmp_path: Path) -> None:
     body = """
 import subprocess
 with lo() as client:
@@ -263,6 +263,119 @@ MPI.COMM_WORLD.Barrier()
     assert sorted(done.out.splitlines()) == ["0 True", "1 False", "2 True", "3 True"]
 
 
+@LONG
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_a_program_that_goes_on_has_nothing_of_ours(tmp_path: Path, exclusive: bool) -> None:
+    """No socket listens, no array is offered, no communicator is left, on any rank."""
+    body = f"""
+import gc, weakref, psutil
+from mpi4py import MPI
+from dask_redist import crew, local, mpigroup
+crews, makes, groups = [], crew.Crew.__init__, []
+def make(self, *args, **kwargs):
+    makes(self, *args, **kwargs)
+    crews.append(self)
+crew.Crew.__init__ = make
+choose = mpigroup.Groups.choose
+def chosen(self, number):
+    choose(self, number)
+    groups.append(self.newest)
+mpigroup.Groups.choose = chosen
+def listening():
+    return [c for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"]
+before = listening()
+for again in range(2):
+    u = np.ones((3, 2))
+    alive = weakref.ref(u)
+    with lo(exclusive={exclusive}, exit=False, local={{"u": u}}) as client:
+        if client is not None:
+            x = dr.from_ranks(lambda rank, size: np.ones((3, 2)), axis=0)
+            assert x.sum().compute() == 6 * len(dr.connect(client).seats)
+    assert listening() == before, listening()
+    assert local._offered == {{}}
+    del u
+    gc.collect()
+    assert alive() is None
+    assert all(c.comm == MPI.COMM_NULL for c in crews) and len(crews) == again + 1
+    assert all(c == MPI.COMM_NULL for g in groups for c in (g.comm, g.users)), groups
+works = {"MPI.COMM_WORLD.rank > 1" if exclusive else "True"}
+assert len(groups) == 2 * works
+MPI.COMM_WORLD.Barrier()
+print("end")
+"""
+    done = run(tmp_path, body)
+    assert (done.code, done.err, done.out) == (0, [], "end\n" * 4)
+
+
+WRONG = {
+    "an array": ("local={'u': [1] if rank == 2 else np.ones(3)}", "TypeError: 'u' is a list"),
+    "a network": ("interface='none' if rank == 2 else 'lo'", "ValueError: 'none' is not a valid"),
+    "a time": ("timeout='soon' if rank == 2 else '9s'", "rank 2 of 4: "),
+}
+
+
+@pytest.mark.parametrize(
+    "what", ["an array", *(pytest.param(w, marks=LONG) for w in ("a network", "a time"))]
+)
+def test_what_one_rank_cannot_do_all_raise(tmp_path: Path, what: str) -> None:
+    """One error, on all ranks, which go on; before, the others waited for that one."""
+    argument, told = WRONG[what]
+    body = f"""
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+for exclusive in (True, False):
+    try:
+        with dr.mpi(exclusive=exclusive, exit=False, **({{"interface": "lo"}} | dict({argument}))):
+            print("body")
+    except dr.RedistError as error:
+        print(error)
+with lo(exit=False) as client:
+    pass
+MPI.COMM_WORLD.Barrier()
+"""
+    done = run(tmp_path, body)
+    assert (done.code, done.err) == (0, [])
+    (line,) = set(done.out.splitlines())
+    assert len(done.out.splitlines()) == 8
+    assert line.startswith("rank 2 of 4: ")
+    assert told in line
+
+
+@LONG
+def test_what_one_rank_cannot_do_is_told_once_where_all_exit(tmp_path: Path) -> None:
+    argument, told = WRONG["an array"]
+    body = f"""
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+with lo({argument}) as client:
+    print("body")
+"""
+    done = run(tmp_path, body)
+    assert (done.code, done.out) == (1, "")
+    assert f"RedistError: rank 2 of 4: {told}" in done.err[-1]
+    assert sum("Traceback" in line for line in done.err) == 1
+
+
+@pytest.mark.parametrize("exclusive", [True, pytest.param(False, marks=LONG)])
+def test_ranks_are_let_go_whatever_dask_does_at_its_end(tmp_path: Path, exclusive: bool) -> None:
+    body = f"""
+from mpi4py import MPI
+from dask_redist import crew
+ends = crew._shut_down, crew._Beside.close
+def fails(*args):
+    ends[not {exclusive}](*args)
+    raise ZeroDivisionError("at the end")
+crew._shut_down = crew._Beside.close = fails
+with lo(exclusive={exclusive}, exit=False) as client:
+    pass
+print("end", MPI.COMM_WORLD.allreduce(1))
+"""
+    done = run(tmp_path, body)
+    assert (done.code, done.out) == (0, "end 4\n" * 4)
+    (line,) = done.err
+    assert "Dask did not end as it should: ZeroDivisionError('at the end')" in line
+
+
 # --------------------------------------------------------------------------------- the life cycle
 def times(config: pytest.Config) -> int:
     return 20 if config.getoption("everything") else 1
@@ -290,7 +403,9 @@ ENDS = {
         ),
     ],
 )
-def test_life_cycle(tmp_path: Path, pytestconfig: pytest.Config, how: str, exclusive: bool) -> None:
+def test_ml01_life_cycle(
+    tmp_path: Path, pytestconfig: pytest.Config, how: str, exclusive: bool
+) -> None:
     statement, code, last = ENDS[how]
     body = f"with lo(exclusive={exclusive}) as client:\n{WORK}\n    {statement}\n"
     for _ in range(times(pytestconfig)):
@@ -378,7 +493,7 @@ def test_too_few_ranks(tmp_path: Path, n: int) -> None:
     assert "mpi(exclusive=False)" in done.err[-1]
 
 
-def test_an_mpi_of_another_kind(tmp_path: Path) -> None:
+def test_ml08_an_mpi_of_another_kind(tmp_path: Path) -> None:
     body = "with lo() as client:\n    print('body')\n"
     done = run(tmp_path, body, None, OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="1")
     assert done.code == 1
@@ -461,7 +576,7 @@ def test_a_dead_rank_is_named_and_ends_the_job(tmp_path: Path, how: str) -> None
     assert f"rank {rank} of 4 ({part}) has died: the job ends" in done.err
 
 
-def test_a_dead_rank_inside_a_collective(tmp_path: Path) -> None:
+def test_ml04_a_dead_rank_inside_a_collective(tmp_path: Path) -> None:
     body = """
 def f(b, block_id=None):
     if block_id == (2, 0): os.kill(os.getpid(), 9)

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import dask
@@ -21,7 +22,7 @@ from dask_redist.arena import Arena
 from dask_redist.mail import Mail
 from dask_redist.mpigroup import Groups
 from dask_redist.post import Post
-from dask_redist.rank import rank_of
+from dask_redist.rank import Rank, rank_of
 from dask_redist.ranks import Seat
 from dask_redist.tags import Tags
 from dask_redist.wires import Place
@@ -278,12 +279,10 @@ def test_the_ranks_have_a_communicator_in_their_order(client: Client, wire: str)
     def where(dask_worker: Worker) -> Any:
         rank = rank_of(dask_worker)
         assert rank is not None
-        comm = rank.mpi_comm
-        if comm is None:
+        group = rank.reach.mail.groups.newest
+        if group is None:
             return None
-        message = rank.reach.mail.groups.newest
-        assert message is not None
-        return comm.rank, comm.size, comm is message.comm
+        return group.users.rank, group.users.size, group.users is group.comm
 
     found = client.run(where)
     for rank, address in enumerate(dr.connect(client).addresses):
@@ -330,6 +329,140 @@ def test_mpi_cannot_be_forced_where_there_is_none() -> None:
             dr.connect(client)
         assert "LocalMPICluster" in str(error.value)
         assert "tcp://127.0.0.1" in str(error.value)
+
+
+def test_ranks_of_two_jobs_use_mpi_within_each() -> None:
+    """Here all share memory, so what could go over MPI is looked up; the values are right too."""
+
+    def group(dask_worker: Worker) -> Any:
+        rank = rank_of(dask_worker)
+        assert rank is not None
+        newest = rank.reach.mail.groups.newest
+        assert newest is not None
+        return newest.number, sorted(newest.ranks), newest.users.allreduce(1), newest.users.rank
+
+    def mpi(nothing: None, comm: dr.RankComm) -> str:
+        with pytest.raises(dr.RedistError) as error:
+            comm.mpi.Barrier()
+        return str(error.value)
+
+    with (
+        MpiCluster(4, [(MPIEXEC, "-n", "2")] * 2) as cluster,
+        Client(cluster.scheduler_address) as client,
+    ):
+        ranks = dr.connect(client, 4)
+        found = client.run(group)
+        assert {number for number, *_ in found.values()} == {1, 2}
+        (first, second) = (seats for _, seats, _, rank in found.values() if not rank)
+        assert sorted(first + second) == sorted(seat.seat for seat in ranks.seats)
+        assert {size for _, _, size, _ in found.values()} == {2}
+        assert all("has no communicator" in told for told in dr.map_ranks(mpi, None))
+        x = placed(client, VALUES, (15, -1, -1))
+        check(dr.redistribute(x, dr.Slab.Y, client=client), VALUES)
+        del x
+
+
+def stay_away(dask_worker: Worker) -> None:
+    """Never enter a communicator, though all was well when we were asked."""
+
+    async def meet(self: Any, **meeting: Any) -> Any:
+        await asyncio.sleep(100)
+
+    here: Any = Rank
+    here._came, here._meet = here._meet, meet
+
+
+def come_again(dask_worker: Worker) -> None:
+    """As it was."""
+    rank = rank_of(dask_worker)
+    assert rank is not None
+    dask_worker.handlers["redist_meet"] = vars(Rank)["_came"].__get__(rank)
+
+
+def test_a_rank_that_does_not_come_to_the_meeting_keeps_nobody_in_mpi() -> None:
+    """The others are told, are free, and meet when it comes."""
+    with mpi_ranks(3, **{"redist.timeout": "4s"}) as client:
+        (absent,) = [a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()
+                     if w["name"] == 1]  # fmt: skip
+        client.run(stay_away, workers=[absent])
+        with pytest.raises(dr.RunTimeoutError, match="rank 1 ") as error:
+            dr.connect(client)
+        assert absent in str(error.value) or "of the MPI world" in str(error.value)
+        client.run(come_again, workers=[absent])
+        assert set(dr.connect(client).wires.values()) == {"direct", MPI}
+        x = placed(client, VALUES, (20, -1, -1))
+        check(dr.redistribute(x, dr.Slab.Y, client=client), VALUES)
+        del x
+
+
+def enter_late(dask_worker: Worker) -> None:
+    """Answer the roll, and stop before the collective call."""
+    make = mpigroup._make
+
+    def late(ranks: Any, tag: int) -> Any:
+        mpigroup._make = make
+        time.sleep(6)
+        return make(ranks, tag)
+
+    mpigroup._make = late
+
+
+def test_a_rank_that_waits_in_mpi_says_so_and_uses_none_until_it_comes_out() -> None:
+    with mpi_ranks(3, **{"redist.timeout": "8s"}) as client:
+        (late,) = [a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()
+                   if w["name"] == 2]  # fmt: skip
+        client.run(enter_late, workers=[late])
+        with pytest.raises(dr.RunTimeoutError, match="MPI_Comm_create_group for rank"):
+            dr.connect(client)
+        with pytest.raises(dr.RedistError, match="it waits in MPI_Comm_create_group"):
+            dr.connect(client)  # the wire is forced
+        time.sleep(5)
+        assert set(dr.connect(client).wires.values()) == {"direct", MPI}
+
+
+class Letters:
+    """A post whose messages arrive when the test says so; a receive gets what has its tag."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, Any, Future[None]]] = []
+
+    def receive(self, comm: Any, source: int, tag: int, buffer: Any) -> "Future[None]":
+        self.waiting.append((tag, buffer, Future()))
+        return self.waiting[-1][2]
+
+    def arrive(self, tag: int, content: bytes) -> None:
+        for wanted, buffer, future in self.waiting:
+            if wanted == tag and not future.done():
+                buffer[:] = np.frombuffer(content, "u1")
+                future.set_result(None)
+
+
+def test_a_proof_that_comes_late_is_not_taken_for_the_next(monkeypatch: Any) -> None:
+    monkeypatch.setattr(mpigroup, "mpi_here", lambda: World(3))
+    monkeypatch.setattr(mpigroup, "_PATIENCE", 0.1)
+    letters, asked = Letters(), []
+    any_letters: Any = letters
+
+    class Here:
+        address = "tcp://here:1"
+
+        def rpc(self, address: str) -> Any:
+            return self
+
+        async def redist_proof(self, rank: int, tag: int) -> bytes:
+            asked.append(tag)
+            proof = bytes([len(asked)]) * 16
+            if len(asked) == 2:
+                letters.arrive(asked[0], bytes([1]) * 16)  # that of the first attempt, late
+                letters.arrive(tag, proof)
+            return proof
+
+    here: Any = Here()
+    groups = Groups(here, any_letters)
+    assert not asyncio.run(groups.prove("tcp://there:1", 1))
+    assert "another MPI world" in groups.why_not()
+    assert asyncio.run(groups.prove("tcp://there:1", 1))
+    assert asked[0] != asked[1]
 
 
 class World:

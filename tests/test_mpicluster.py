@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from cluster import Clusters, ar, check, owners, placed
 from distributed import Client
 
 import dask_redist as dr
+from dask_redist import mpijob
 from dask_redist.process import Process
 from dask_redist.world import find_mpiexec
 
@@ -362,3 +364,46 @@ def test_the_tests_on_mpi_ranks_are_on_mpi_ranks() -> None:
         assert [seat.mpi_rank for seat in dr.connect(client).seats] == [0, 1]
     finally:
         clusters.close()
+
+
+# ------------------------------------------------------------------------------------ the log
+@pytest.mark.parametrize("size", [0, 1, mpijob.FIRST + mpijob.LAST, 3 * mpijob.LAST, 50 * 2**20])
+def test_of_a_long_log_both_ends_are_read(size: int) -> None:
+    """Who the ranks are stands at the beginning, and what went wrong at the end."""
+    first, last = b"rank 0 is PID 7\n", b"ValueError: why\n"
+    with tempfile.TemporaryFile() as log:
+        log.write(first + b"talk\n" * (size // 5) + last)
+        log.flush()
+        text = mpijob.ends_of(log)
+    assert text.startswith("rank 0 is PID 7\n")
+    assert text.endswith("ValueError: why\n")
+    assert set(text.splitlines()[1:-1]) <= {
+        "talk",
+        "",
+        *[s for s in text.splitlines() if "..." in s],
+    }
+    assert len(text) <= mpijob.FIRST + mpijob.LAST + 100
+    left = [int(line.split()[1]) for line in text.splitlines() if line.startswith("... ")]
+    assert len(text) + sum(left) - sum(len(f"\n... {n} bytes ...\n") for n in left) == (
+        len(first) + 5 * (size // 5) + len(last)
+    )
+    assert mpijob.telling(text) == "ValueError: why"
+
+
+def test_the_log_is_closed_with_the_cluster() -> None:
+    with dr.LocalMPICluster(n_workers=1, **NO_DASHBOARD) as cluster:
+        ranks = cluster._ranks
+        assert ranks is not None
+        log = ranks._log
+        assert log is not None
+        assert "rank 0 is PID" in cluster.get_logs()["mpiexec"]
+    assert log.closed
+    assert "rank 0 is PID" in ranks.output()
+
+
+def test_what_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dask_redist.world.find_mpiexec", lambda: "/no/such/mpiexec")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Exception, match="/no/such/mpiexec"):
+        dr.LocalMPICluster(n_workers=1, **NO_DASHBOARD)
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -18,7 +18,6 @@ from waiting import until
 
 import dask_redist as dr
 from dask_redist import RankComm
-from dask_redist.rank import Rank
 
 
 def echo(local: NDArray[Any], comm: RankComm) -> tuple[int, NDArray[Any]]:
@@ -409,18 +408,42 @@ def test_ranks_in_threads() -> None:
 
 
 def test_no_mpi_on_ranks_that_have_none(client: Client) -> None:
-    assert Rank.mpi_comm is None
     with pytest.raises(dr.RedistError, match="LocalMPICluster"):
         dr.map_ranks(lambda nothing, comm: comm.mpi, None)
 
 
-def test_mpi_is_the_ranks_communicator(client: Client, ranks: int) -> None:
-    def put(dask_worker: Any, what: Any) -> None:
-        dask_worker.plugins["dask_redist"].mpi_comm = what
+class Stands:
+    """In the place of a communicator."""
 
-    client.run(put, what="stands for one")
+    def __init__(self, seats: list[int]) -> None:
+        self.ranks = {seat: rank for rank, seat in enumerate(seats)}
+        self.users = "stands for one"
+
+
+@pytest.mark.ranks(3)
+def test_mpi_is_the_communicator_of_exactly_these_ranks(client: Client) -> None:
+    seats = [seat.seat for seat in dr.connect(client).seats]
+
+    def put(dask_worker: Any, group: Any) -> None:
+        groups = dask_worker.plugins["dask_redist"].reach.mail.groups
+        groups._made[99] = group
+        groups.choose(99 if group is not None else None)
+
+    def mpi(nothing: None, comm: RankComm) -> str:
+        try:
+            return str(comm.mpi)
+        except dr.RedistError as error:
+            return str(error)
+
+    told = {
+        tuple(seats): "stands for one",
+        tuple(seats[::-1]): "not these any more",
+        (*seats, 77): "of 4 ranks",
+        tuple(seats[:2]): "has no communicator with",
+    }
     try:
-        found = dr.map_ranks(lambda nothing, comm: comm.mpi, None)
+        for members, words in told.items():
+            client.run(put, group=Stands(list(members)))
+            assert all(words in found for found in dr.map_ranks(mpi, None)), members
     finally:
-        client.run(put, what=None)
-    assert found == ["stands for one"] * ranks
+        client.run(put, group=None)

@@ -8,8 +8,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,31 @@ def test_an_older_result_is_replaced_whole_or_not_at_all(
     assert run(*JOB, str(maps), str(result), *LOCAL).returncode == 0
     check_result(maps, result)
     assert not (result / "older").exists()
+
+
+@pytest.mark.parametrize("name", ["climatology.zarr", "climatology.nc"])
+@pytest.mark.parametrize(
+    "ranks", [LOCAL, pytest.param((), marks=pytest.mark.everything)], ids=["local", "mpi"]
+)
+def test_told_to_end_it_leaves_nothing(
+    maps: Path, tmp_path: Path, name: str, ranks: tuple[str, ...]
+) -> None:
+    """As at the time limit of a batch system."""
+    result = tmp_path / name
+    launcher = () if ranks else (str(BIN / "mpiexec"), "-n", "4")
+    command = (*launcher, *JOB, str(maps), str(result), *(ranks or ("--interface", "lo")))
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
+        deadline = time.monotonic() + 60
+        while not (parts := left_beside(result)) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        assert parts
+        (pid,) = {int(part.split(".")[-2]) for part in parts}
+        os.kill(pid, signal.SIGTERM)
+        _, said = job.communicate(timeout=60)
+    assert "Error: told to end (SIGTERM)" in said.splitlines()
+    assert job.returncode == 143
+    assert not result.exists()
+    assert left_beside(result) == []
 
 
 def chunk(store: Path, at: int) -> Path:

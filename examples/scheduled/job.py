@@ -11,11 +11,13 @@ What goes wrong is one line on stderr and an exit code of sysexits.h:
 
     65  the store lacks a chunk, or one cannot be read        69  no ranks, or one was lost
     66  there is no such store                                73  the result cannot be written there
+    74  anything else went wrong while it computed or wrote  143  it was told to end (SIGTERM)
 """
 
 import logging
 import os
 import shutil
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -53,6 +55,12 @@ def start(stack: ExitStack, local: int | None, interface: str | None) -> tuple[C
     return client, ranks.size
 
 
+def end(*_: object) -> NoReturn:
+    """End in order when a scheduler says so, as at a time limit."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    fail(128 + signal.SIGTERM, "told to end (SIGTERM)")
+
+
 def open_maps(store: Path) -> xr.DataArray:
     """The maps, lazily; Zarr would read a chunk that is missing as one without values."""
     try:
@@ -88,6 +96,14 @@ def write(made: xr.Dataset, part: Path, result: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def remove(part: Path) -> None:
+    """Remove what was not moved."""
+    if part.is_dir():
+        shutil.rmtree(part, ignore_errors=True)
+    else:
+        part.unlink(missing_ok=True)
+
+
 def unreadable(client: Client, store: Path) -> list[int]:
     """The maps that cannot be read."""
 
@@ -110,10 +126,12 @@ def unreadable(client: Client, store: Path) -> list[int]:
 @click.option("--local", metavar="RANKS", type=int, help="A local cluster instead of MPI.")
 def main(store: Path, result: Path, interface: str | None, local: int | None) -> None:
     """Write the climatology of the maps in STORE to RESULT, a Zarr store or a .nc file."""
-    with ExitStack() as stack:
+    with ExitStack() as at_last, ExitStack() as stack:
         client, ranks = start(stack, local, interface)
+        signal.signal(signal.SIGTERM, end)  # of MPI ranks the one that is the script
         maps = open_maps(store)
         part = result.with_name(f".{result.name}.{os.getpid()}.part")
+        at_last.callback(remove, part)  # when the ranks have ended, which may write until then
         try:
             part.touch() if result.suffix == ".nc" else part.mkdir()
         except OSError as error:
@@ -126,8 +144,6 @@ def main(store: Path, result: Path, interface: str | None, local: int | None) ->
             if bad := unreadable(client, store):
                 fail(os.EX_DATAERR, f"cannot read map {', '.join(map(str, bad))} of {store}", error)
             fail(os.EX_IOERR, "failed", error)
-        finally:
-            shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
         print(f"{result}: {len(maps)} maps, {ranks} ranks, {len(dr.runs())} collective")
 
 
