@@ -25,7 +25,8 @@ FLOORS = {
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
     "deposits reducing reduction desk fences closedruns reduceop mail mpigroup "
-    "local mailbox program programs native rankcomm rankprograms",
+    "local mailbox program programs native rankcomm rankprograms "
+    "agreement tensors operands redistribution",
     3: "relayout layer collections_ connect planning inspection hook preload "
     "families lower steps reducehook worth dist collectives rankcode ownarrays",
     4: "cli demo field race report fft cluster bench mpicluster mpirank job launch crew mpijob",
