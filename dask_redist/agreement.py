@@ -1,7 +1,8 @@
 """Ranks that agree on what they do together, or all raise one and the same error.
 
-Every operation of a communicator begins with a step in which all ranks say what they call, with which
-arguments, what they bring, and what is wrong. Whatever does not fit is found there, by all alike.
+Every operation of a communicator begins with a step in which all ranks say what they call, with
+which arguments, what they bring, and what is wrong. Whatever does not fit is found there,
+by all alike.
 """
 
 from __future__ import annotations

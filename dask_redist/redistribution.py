@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dask_redist.agreement import call, check_dtypes, no_bytes, settle
-from dask_redist.boxes import Box
 from dask_redist.errors import AdmissionError, LayoutError, RedistError
 from dask_redist.grids import Layout
-from dask_redist.irregular import Replicated
 from dask_redist.joining import whole_shape
 from dask_redist.mailbox import ProgramEnded
+from dask_redist.moves import Planned, moves_of
 from dask_redist.operands import as_numpy, like
 from dask_redist.program import Targeted
 from dask_redist.wires import Place
@@ -22,46 +21,13 @@ from dask_redist.wires import Place
 if TYPE_CHECKING:
     from dask_redist.rankcomm import RankComm
 
-Slices = tuple[slice, ...]
-
-
-class Move(NamedTuple):
-    """What this rank gives another: the rank, the shape of its box, where in it, what of ours."""
-
-    rank: int
-    shape: tuple[int, ...]
-    target: Slices
-    source: Slices
-
-
-class Planned(NamedTuple):
-    """What all that is executed has in common.
-
-    Attributes
-    ----------
-    number : int
-        The same on all ranks, another for each plan.
-    source, target : tuple of int
-        The shapes of this rank's box, before and after.
-    dtype : numpy.dtype
-        Of the elements.
-    moves : tuple of Move
-        What this rank gives.
-    """
-
-    number: int
-    source: tuple[int, ...]
-    target: tuple[int, ...]
-    dtype: np.dtype[Any]
-    moves: tuple[Move, ...]
-
 
 class Redistribute:
     """A change of layout in code that runs on the ranks: planned once, executed often.
 
-    For :func:`map_ranks`, with nvmath's names. ``plan``, ``execute`` and ``reset_operand`` are called
-    by all ranks, in the same order; what is wrong on one rank is one and the same error on all,
-    after which they may go on.
+    For :func:`map_ranks`, with nvmath's names. ``plan``, ``execute`` and ``reset_operand`` are
+    called by all ranks, in the same order; what is wrong on one rank is one and the same error
+    on all, after which they may go on.
 
     Parameters
     ----------
@@ -138,26 +104,11 @@ class Redistribute:
         what = call("redistribute", in_layout=source, out_layout=target)
         brought = self._talk.agree(what, (array.shape, array.dtype), problem)
         check_dtypes([dtype for _, dtype in brought])
-        shape, (rank, size) = (
-            whole_shape(source, [each for each, _ in brought]),
-            (program.rank, program.size),
-        )
+        shape, rank, size = whole_shape(source, [s for s, _ in brought]), program.rank, program.size
         target.check(shape, size)
-        mine = source.box(rank, shape, size)
-        targets = [target.box(r, shape, size) for r in range(size)]
-        holders = source.held_by(size).tolist() if isinstance(source, Replicated) else None
-        moves = []
-        for k in range(size):  # each begins with itself: they do not all write to one at once
-            to = (rank + k) % size
-            if holders is not None and rank != _giver(to, holders):
-                continue
-            both = mine.intersection(targets[to])
-            if both is not None:
-                moves.append(
-                    Move(to, targets[to].shape, _within(both, targets[to]), _within(both, mine))
-                )
+        moves = moves_of(source, target, shape, rank, size)
         self._planned = Planned(
-            program.step, array.shape, targets[rank].shape, array.dtype, tuple(moves)
+            program.step, array.shape, target.box(rank, shape, size).shape, array.dtype, moves
         )
 
     def execute(self, stream: None = None, out: Any = None) -> Any:
@@ -312,7 +263,7 @@ class Redistribute:
         except ProgramEnded:
             raise
         except RedistError as error:
-            return error
+            return type(error)(str(error))  # without its frames, which hold the target
         except Exception as error:
             return RedistError(
                 f"could not write to the other ranks: {type(error).__name__}: {error}"
@@ -333,14 +284,3 @@ def _no_layout(*layouts: object) -> Exception | None:
         if not isinstance(layout, Layout):
             return LayoutError(f"{layout!r} is no layout: use one, such as Slab.Y")
     return None
-
-
-def _giver(rank: int, holders: Sequence[int]) -> int:
-    """Of those who hold everything, the one who gives a rank its box."""
-    return rank if rank in holders else holders[rank % len(holders)]
-
-
-def _within(both: Box, box: Box) -> Slices:
-    """Where in a box what it has in common with another lies."""
-    corners = zip(both.lower, both.upper, box.lower, strict=True)
-    return tuple(slice(lower - start, upper - start) for lower, upper, start in corners)
