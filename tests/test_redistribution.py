@@ -346,7 +346,7 @@ def test_a_write_that_fails_is_told_by_all(client: Client, error: Exception) -> 
 
     def code(nothing: None, comm: RankComm) -> None:
         def fail(pieces: Any) -> None:
-            raise error
+            raise type(error)(*error.args)  # a new one: it holds the frames that it passed
 
         if comm.rank == 1:
             comm._program.write = fail  # type: ignore[method-assign]
