@@ -39,6 +39,7 @@ from dask_redist.planning import Plan, plan, runs
 from dask_redist.preload import dask_setup as dask_setup
 from dask_redist.rankcode import map_ranks
 from dask_redist.rankcomm import RankComm
+from dask_redist.redistribution import Redistribute
 from dask_redist.relayout import redistribute, resplit
 from dask_redist.reports import RunReport
 
@@ -60,6 +61,7 @@ __all__ = [
     "RankLostError",
     "Ranks",
     "RedistError",
+    "Redistribute",
     "Replicated",
     "RunReport",
     "RunTimeoutError",

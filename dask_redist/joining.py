@@ -16,7 +16,11 @@ from dask_redist.errors import LayoutError
 from dask_redist.grids import Layout
 from dask_redist.irregular import BlockCyclic, Boxes, Replicated, Uneven
 
-__all__ = ["Joined", "Piece", "by_value", "join_along", "join_on_grid", "whole_shape"]
+__all__ = ["Joined", "NoAxis", "Piece", "by_value", "join_along", "join_on_grid", "whole_shape"]
+
+
+class NoAxis(LayoutError):
+    """The axis along which arrays are to be joined is none of theirs."""
 
 
 class Piece(NamedTuple):
@@ -110,7 +114,7 @@ def join_along(pieces: Sequence[Piece | str], axis: int) -> Joined:
     shapes = [piece.shape for piece in arrays]
     ndim = len(shapes[0])
     if not -ndim <= axis < ndim:
-        raise LayoutError(f"axis is {axis}, but the ranks' arrays have {ndim} axes")
+        raise NoAxis(f"axis is {axis}, but the ranks' arrays have {ndim} axes")
     axis %= ndim
     others = [(*shape[:axis], *shape[axis + 1 :]) for shape in shapes]
     if len(set(others)) > 1:

@@ -29,7 +29,7 @@ from dask_redist.errors import (
     dump,
     has_left,
 )
-from dask_redist.joining import Joined, Piece, join_along, join_on_grid
+from dask_redist.joining import Joined, NoAxis, Piece, join_along, join_on_grid
 from dask_redist.ranks import Seat
 from dask_redist.roster import Roster
 
@@ -47,11 +47,14 @@ class Join(NamedTuple):
         Or as the chunks of this grid of ranks.
     strict : bool
         Whether what does not fit is an error; else the ranks' values are the result.
+    asked : bool
+        Whether it is an error that arrays have no such axis: somebody has asked for it.
     """
 
     axis: int | None = None
     grid: IntArray | None = None
     strict: bool = False
+    asked: bool = False
 
     def of(self, pieces: Sequence[Piece | str]) -> Joined | None:
         """The Dask array of what the ranks have; None: their values are the result.
@@ -66,8 +69,8 @@ class Join(NamedTuple):
                 return join_along(pieces, self.axis)
             assert self.grid is not None
             return join_on_grid(pieces, self.grid)
-        except LayoutError:
-            if self.strict:
+        except LayoutError as error:
+            if self.strict or (self.asked and isinstance(error, NoAxis)):
                 raise
             return None
 

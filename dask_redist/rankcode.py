@@ -22,6 +22,7 @@ from dask_redist.errors import LayoutError, RedistError
 from dask_redist.inspection import is_persisted, layout_of, named_layout, owners
 from dask_redist.joining import Joined
 from dask_redist.layouts import Layout, Replicated, match_layout
+from dask_redist.partition import integer
 from dask_redist.programs import Join
 from dask_redist.rankprograms import Local
 from dask_redist.relayout import check_plain, redistribute
@@ -65,7 +66,8 @@ def map_ranks(
     Raises
     ------
     LayoutError
-        `x` has not one chunk a rank; says which ``redistribute`` to call.
+        `x` has not one chunk a rank; says which ``redistribute`` to call. Or `axis` is no integer,
+        or none of the axes of the arrays that the ranks return.
     RankLostError
         A rank has left meanwhile; names it.
     Exception
@@ -106,12 +108,14 @@ def map_ranks(
     [[2, 2], [1, 2]]
     [(0, 2), (1, 1)]
     """
+    if isinstance(axis, bool):
+        raise LayoutError(f"axis must be an integer, not {axis!r}")
+    join = Join(None if axis is None else integer(axis, "axis"), asked=True)
     client = find_client(client)
     ranks = ranks_of(client)
     arrays = x if isinstance(x, tuple) else () if x is None else (x,)
     held = [_at_home(array, client, ranks) for array in arrays]
     rows = [[_local(*each, rank, ranks.size) for each in held] for rank in range(ranks.size)]
-    join = Join(axis)
     if axis is None:
         join = _as(*held[0][:2]) if held else Join(0)
     wanted: list[Any] = [

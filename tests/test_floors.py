@@ -19,13 +19,15 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "dask_redist"
 
 FLOORS = {
-    0: "errors boxes partition grids irregular layouts pieces parts overlap placement joining",
+    0: "errors boxes partition grids irregular layouts pieces parts overlap placement joining "
+    "moves",
     1: "partials stream syscalls process admission freelist segment block pages arena peers wires "
     "packing post staging tags world lifeline observer",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
     "deposits reducing reduction pairs desk fences closedruns reduceop mail mpigroup "
-    "local mailbox program programs native rankcomm rankprograms",
+    "local mailbox program programs native rankcomm rankprograms "
+    "agreement tensors operands redistribution",
     3: "relayout layer connect planning inspection hook preload "
     "families lower steps reducehook worth dist collectives rankcode ownarrays",
     4: "cli about demo field race cluster bench mpicluster mpirank job launch crew mpijob",

@@ -294,7 +294,7 @@ def test_beside_redistributions(client: Client, ranks: int, wire: str) -> None:
         except BaseException as error:
             failed.append(error)
 
-    def code(local: NDArray[Any], comm: RankComm) -> NDArray[Any]:
+    def code(local: NDArray[Any], comm: RankComm) -> Any:
         columns = comm.redistribute(local, dr.Slab.X, dr.Slab.Y)
         return comm.redistribute(columns + 1, dr.Slab.Y, dr.Slab.X)
 
@@ -400,7 +400,7 @@ def test_ranks_in_threads() -> None:
     with ranks_in_threads(3) as client:
         x = dr.redistribute(fa(ar(7, 5), 3), dr.Slab.X)
 
-        def code(local: NDArray[Any], comm: RankComm) -> NDArray[Any]:
+        def code(local: NDArray[Any], comm: RankComm) -> Any:
             comm.all_reduce(np.ones(3000))
             return comm.redistribute(local, dr.Slab.X, dr.Slab.Y)
 

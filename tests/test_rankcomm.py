@@ -87,7 +87,7 @@ def test_slab_x_to_slab_y(client: Client, ranks: int) -> None:
     """Each rank has planes of x, gets planes of y; a rank checks its own against the index."""
     shape = (16, 24, 10)
 
-    def code(nothing: None, comm: RankComm) -> NDArray[Any]:
+    def code(nothing: None, comm: RankComm) -> Any:
         whole = ar(*shape, dtype="c8")
         a = whole[dr.Slab.X.box(comm.rank, shape, comm.size).slices]
         b = comm.redistribute(a, dr.Slab.X, dr.Slab.Y)
@@ -106,7 +106,7 @@ def test_ten_rows_to_one_three_three_three(client: Client, ranks: int) -> None:
         sizes = [1, 3, 0, 0, 0, 3, 3]
     x = dr.redistribute(fa(ar(10, 4), 4), dr.Slab.X)
 
-    def code(local: NDArray[Any], comm: RankComm) -> NDArray[Any]:
+    def code(local: NDArray[Any], comm: RankComm) -> Any:
         return comm.redistribute(local, dr.Slab.X, dr.Uneven(0, sizes))
 
     y = dr.map_ranks(code, x)
