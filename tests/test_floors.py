@@ -19,7 +19,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "dask_redist"
 
 FLOORS = {
-    0: "errors boxes partition grids irregular layouts pieces parts overlap placement joining",
+    0: "errors boxes partition grids irregular layouts pieces parts overlap placement joining "
+    "pinning",
     1: "partials stream syscalls process admission freelist segment block pages arena peers wires "
     "packing post staging world lifeline observer",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
@@ -41,7 +42,7 @@ IO_AND_CLOCK = {
     *("selectors", "shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time"),
 }
 DASK = {"dask", "distributed"}
-OPTIONAL = {"mpi4py", "cupy", "nvshmem", "nccl"}
+OPTIONAL = {"mpi4py", "cupy", "cuda", "nvshmem", "nccl"}
 ALIAS = {"yaml": "pyyaml", "dask_mpi": "dask-mpi"}
 
 
