@@ -4,6 +4,7 @@ What the tests' double replaces is listed too: a double of something else would 
 """
 
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -67,7 +68,7 @@ CONTRACT: dict[str, Any] = {
     "cupy.cuda:Device": "Device(device=None)",
     "cupy.cuda:Device.synchronize": "Device.synchronize(self)",
     "cupy.cuda:get_current_stream": "get_current_stream(int device_id=-1)",
-    "cupy.cuda:Stream.__init__": "self, null=False, non_blocking=False, ptds=False, priority=None",
+    "cupy.cuda:Stream": "null=False, non_blocking=False, ptds=False, priority=None",
     "cupy.cuda:Stream.record": "self, event=None",
     "cupy.cuda:Stream.wait_event": "self, event",
     "cupy.cuda:Stream.synchronize": "self",
@@ -99,6 +100,18 @@ def test_the_contract_sees_another_signature() -> None:
     assert said("json:dumps")["json:dumps"].startswith("obj, *skipkeys=False")
     with pytest.raises(AssertionError, match="no attribute 'fence'"):
         said("nvshmem.core:fence")
+
+
+def test_every_name_that_we_use_is_in_the_contract() -> None:
+    """Names that follow `nv.`, `bindings.` and so on in the modules that wrap the packages."""
+    aliases = {"nv": "nvshmem.core", "bindings": "nvshmem.bindings", "cuda": "cupy.cuda"}
+    used = set()
+    for module in ("nvshmem", "gpu"):
+        path = ROOT / "dask_redist" / f"{module}.py"
+        for alias, name in re.findall(r"\b_(nv|bindings|cuda)\.(\w+)", path.read_text()):
+            used.add(f"{aliases[alias]}:{name}")
+    assert used <= set(CONTRACT)
+    assert len(used) > 15
 
 
 def test_nothing_else_finds_the_packages_that_make_installs() -> None:
