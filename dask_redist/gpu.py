@@ -19,6 +19,10 @@ __all__ = ["Cupy", "Event", "Gpu", "Stream"]
 class Event(Protocol):
     """A point in a stream."""
 
+    @property
+    def done(self) -> bool:
+        """Whether the GPU has come to this point."""
+
     def synchronize(self) -> None:
         """Wait until the GPU has come to this point."""
 
@@ -41,6 +45,9 @@ class Stream(Protocol):
 class Gpu(Protocol):
     """The GPU of a rank."""
 
+    def use(self) -> None:
+        """Make it the one of the calling thread."""
+
     def stream(self) -> Stream:
         """A new stream, which does not wait for the default one."""
 
@@ -50,8 +57,11 @@ class Gpu(Protocol):
     def view(self, address: int, shape: Sequence[int], dtype: DTypeLike, owner: Any) -> Any:
         """A C-contiguous array over memory that this GPU can address; it keeps ``owner`` alive."""
 
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Any:
+        """A new C-contiguous array, for use in the calling thread's stream."""
+
     def copy(self, target: Any, source: Any, stream: Stream) -> None:
-        """Assign an array, or a number, to an array of the same shape and dtype, in a stream."""
+        """Assign an array, or a number, to an array of the same shape, in a stream."""
 
     def synchronize(self) -> None:
         """Wait until all streams of the GPU are empty."""
@@ -74,6 +84,9 @@ class Cupy:
         self._index = device
         self._device = cuda.Device(device)
 
+    def use(self) -> None:
+        self._device.use()
+
     def stream(self) -> Stream:
         with self._device:
             made: Stream = self._cuda.Stream(non_blocking=True)
@@ -89,6 +102,10 @@ class Cupy:
         # Told the device, CuPy does not ask the driver, which may name the peer's for its memory.
         memory = self._cuda.UnownedMemory(address, nbytes, owner, self._index)
         return self._array(tuple(shape), dtype, self._cuda.MemoryPointer(memory, 0))
+
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Any:
+        with self._device:
+            return self._array(tuple(shape), np.dtype(dtype))
 
     def copy(self, target: Any, source: Any, stream: Stream) -> None:
         # Where both sides are contiguous CuPy has the copy engine do it, else one kernel, which

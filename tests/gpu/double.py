@@ -67,11 +67,16 @@ def array_at(address: int, shape: Any, dtype: Any, owner: Any) -> Any:
 
 class FakeEvent:
     def __init__(self, machine: "Double") -> None:
-        self.done = False
+        self.reached = False
         self._machine = machine
 
+    @property
+    def done(self) -> bool:
+        self._machine.go_on()
+        return self.reached
+
     def synchronize(self) -> None:
-        self._machine.run_until(lambda: self.done, "an event")
+        self._machine.run_until(lambda: self.reached, "an event")
 
 
 Operation = Callable[[], bool]
@@ -111,11 +116,11 @@ class FakeStream:
 
     def record(self) -> FakeEvent:
         event = FakeEvent(self._machine)
-        self.kernel(lambda: setattr(event, "done", True), "an event")
+        self.kernel(lambda: setattr(event, "reached", True), "an event")
         return event
 
     def wait_event(self, event: FakeEvent) -> None:
-        self.add("a wait for an event", lambda: event.done)
+        self.add("a wait for an event", lambda: event.reached)
 
     def synchronize(self) -> None:
         self._machine.run_until(lambda: not self.queue, "a stream")
@@ -128,6 +133,9 @@ class FakeGpu:
         self.machine = machine
         self._null = machine.new_stream()
 
+    def use(self) -> None:
+        pass
+
     def stream(self) -> FakeStream:
         return self.machine.new_stream()
 
@@ -137,9 +145,14 @@ class FakeGpu:
     def view(self, address: int, shape: Any, dtype: Any, owner: Any) -> Any:
         return array_at(address, shape, dtype, owner)
 
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        made = np.empty(shape, dtype)
+        made.reshape(-1).view("u1")[:] = 0xA5
+        return made
+
     def copy(self, target: Any, source: Any, stream: FakeStream) -> None:
         def work() -> None:
-            target[...] = source
+            np.copyto(target, source, casting="unsafe")
 
         stream.kernel(work, "a copy")
 
@@ -186,12 +199,12 @@ class Double:
         bytes_of_all = np.frombuffer(memory, np.uint8)
         self._base: int = bytes_of_all.ctypes.data
         self.control = bytes_of_all[:CONTROL].view(np.uint64)
-        self._letters = bytes_of_all[CONTROL : CONTROL + MOST * LETTERS].reshape(MOST, LETTERS)
+        self.letters = bytes_of_all[CONTROL : CONTROL + MOST * LETTERS].reshape(MOST, LETTERS)
         self._heaps = [self._base + CONTROL + MOST * LETTERS + k * HEAP for k in range(MOST)]
         self.random = random.Random(seed * 31 + pe)
         self.lock = threading.RLock()
         self._inside = threading.Lock()
-        self._streams: list[FakeStream] = []
+        self.streams: list[FakeStream] = []
         self._live: dict[int, int] = {}
         self._brk = self._heaps[pe]
         self._pending: list[tuple[int, Callable[[], None]]] = []
@@ -202,12 +215,12 @@ class Double:
     # ----------------------------------------------------------------------------- progress
     def new_stream(self) -> FakeStream:
         with self.lock:
-            stream = FakeStream(self, len(self._streams))
-            self._streams.append(stream)
+            stream = FakeStream(self, len(self.streams))
+            self.streams.append(stream)
         return stream
 
     def busy_streams(self) -> list[FakeStream]:
-        return [stream for stream in self._streams if stream.queue]
+        return [stream for stream in self.streams if stream.queue]
 
     def run_until(self, done: Callable[[], bool], words: str) -> None:
         """Do what is queued, in a random interleaving, until something has come about."""
@@ -225,6 +238,11 @@ class Double:
                 raise Stuck(f"PE {self.pe} waits for {words}; its streams stand at {heads}")
             else:
                 time.sleep(0.0003)
+
+    def go_on(self) -> None:
+        """The GPU goes on, whoever looks."""
+        with self.lock:
+            self._step()
 
     def _step(self) -> bool:
         now = time.monotonic()
@@ -255,11 +273,11 @@ class Double:
         """What each PE tells all others."""
         size = len(letter)
         assert size + 8 <= LETTERS
-        self._letters[self.pe, :8].view(np.uint64)[0] = size
-        self._letters[self.pe, 8 : 8 + size] = np.frombuffer(letter, np.uint8)
+        self.letters[self.pe, :8].view(np.uint64)[0] = size
+        self.letters[self.pe, 8 : 8 + size] = np.frombuffer(letter, np.uint8)
         self.host_barrier("telling")
-        sizes = [int(self._letters[k, :8].view(np.uint64)[0]) for k in range(self.n_pes)]
-        told = [self._letters[k, 8 : 8 + n].tobytes() for k, n in enumerate(sizes)]
+        sizes = [int(self.letters[k, :8].view(np.uint64)[0]) for k in range(self.n_pes)]
+        told = [self.letters[k, 8 : 8 + n].tobytes() for k, n in enumerate(sizes)]
         self.host_barrier("hearing")
         return told
 
@@ -374,7 +392,7 @@ class Double:
 
         with self._call("put_nbi"):
             self._check_put("put_nbi", dest, source, nbytes, pe)
-            self._streams[cstrm].add("a put", begin)
+            self.streams[cstrm].add("a put", begin)
 
     def putmem_signal_on_stream(
         self,
@@ -394,12 +412,12 @@ class Double:
         with self._call("put_signal"):
             self._check_put("put_signal", dest, source, nbytes, pe)
             self._check_signal("put_signal", sig_addr, op, pe)
-            self._streams[cstrm].add("a put with a signal", put)
+            self.streams[cstrm].add("a put with a signal", put)
 
     def signal_op_on_stream(self, sig_addr: int, signal: int, op: int, pe: int, cstrm: int) -> None:
         with self._call("signal_op"):
             self._check_signal("signal_op", sig_addr, op, pe)
-            self._streams[cstrm].add("a signal", lambda: self._set(sig_addr, signal, pe))
+            self.streams[cstrm].add("a signal", lambda: self._set(sig_addr, signal, pe))
 
     def signal_wait_until_on_stream(
         self, sig_addr: int, cmp: int, value: int, cstream: int
@@ -411,11 +429,11 @@ class Double:
             if self._status == 3:
                 raise Misuse("signal_wait with limited MPG ends the process")
             number = ctypes.c_uint64.from_address(sig_addr)
-            self._streams[cstream].add(f"a wait for {value}", lambda: number.value >= value)
+            self.streams[cstream].add(f"a wait for {value}", lambda: number.value >= value)
 
     def quiet_on_stream(self, cstrm: int) -> None:
         with self._call("quiet"):
-            self._streams[cstrm].kernel(lambda: self._land(cstrm), "a quiet")
+            self.streams[cstrm].kernel(lambda: self._land(cstrm), "a quiet")
 
     def barrier_all_on_stream(self, stream: int) -> None:
         self._barriers += 1
@@ -428,7 +446,7 @@ class Double:
             return all(self.control[ON_STREAM + k] >= count for k in range(self.n_pes))
 
         with self._call("barrier_all"):
-            self._streams[stream].add("a barrier", arrive)
+            self.streams[stream].add("a barrier", arrive)
 
     def _check_put(self, name: str, dest: int, source: int, nbytes: int, pe: int) -> None:
         self._other(name, pe)

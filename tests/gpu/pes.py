@@ -23,7 +23,7 @@ from double import CASE, CONTROL, FAILED, MOST, SIZE, Double, FakeGpu, OtherFail
 from packages import child_path
 
 #: the modules under test, in the order in which they import each other
-MODULES = ("gpu", "nvshmem", "symmetric", "devicewires")
+MODULES = ("gpu", "nvshmem", "symmetric", "devicewires", "nccl")
 Mutation = tuple[str, str, str]  # module, what stands there once, what stands there instead
 
 
@@ -139,7 +139,9 @@ def child(folders: list[str], path: str, pe: int, requests: Any, replies: Any, p
             double = Double(memory, case, pe, **options)
             install(double)
             office.world = world = World(double, requests, mutation)
-            answer = getattr(importlib.import_module("scenes"), scene)(world, **arguments)
+            module, _, name = scene.rpartition(":")
+            play = getattr(importlib.import_module(module or "scenes"), name)
+            answer = play(world, **arguments)
             double.host_barrier("the end")
             pipe.send((answer, None))
         except BaseException as failure:

@@ -58,6 +58,29 @@ CONTRACT: dict[str, Any] = {
     "nvshmem.bindings:quiet_on_stream": "cstrm",
     "nvshmem.bindings:barrier_all_on_stream": "stream",
     "nvshmem.bindings:uniqueid": "uniqueid(size=1)",
+    "nccl.core:get_unique_id": "empty=False",
+    "nccl.core:UniqueId.from_bytes": "b",
+    "nccl.core:Communicator.init": "nranks, rank, unique_id, config=None",
+    "nccl.core:Communicator.reduce": (
+        "self, sendbuf, recvbuf, op, root=None, *stream=None, *config=None"
+    ),
+    "nccl.core:Communicator.allreduce": ("self, sendbuf, recvbuf, op, *stream=None, *config=None"),
+    "nccl.core:Communicator.reduce_scatter": (
+        "self, sendbuf, recvbuf, op, *stream=None, *config=None"
+    ),
+    "nccl.core:Communicator.get_async_error": "self",
+    "nccl.core:Communicator.abort": "self",
+    "nccl.core:Communicator.destroy": "self",
+    "nccl.core:NcclRedOp": {"SUM": 0, "PROD": 1, "MAX": 2, "MIN": 3, "AVG": 4},
+    "nccl.bindings.nccl:comm_init_rank_scalable": "nranks, myrank, n_id, comm_ids, config",
+    "nccl.bindings.nccl:all_reduce": "sendbuff, recvbuff, count, datatype, op, comm, stream",
+    "nccl.bindings.nccl:reduce": "sendbuff, recvbuff, count, datatype, op, root, comm, stream",
+    "nccl.bindings.nccl:reduce_scatter": (
+        "sendbuff, recvbuff, recvcount, datatype, op, comm, stream"
+    ),
+    "nccl.bindings.nccl:comm_get_async_error": "comm",
+    "nccl.bindings.nccl:comm_abort": "comm",
+    "nccl.bindings.nccl:comm_destroy": "comm",
     "cuda.core:Device": "device_id=None",
     "cuda.core:Device.set_current": "self, ctx=None",
     "cuda.core:Buffer.from_handle": "ptr, size, mr=None, owner=None, *stream=None",
@@ -66,6 +89,7 @@ CONTRACT: dict[str, Any] = {
     ),
     "cupy.cuda:MemoryPointer": "MemoryPointer(BaseMemory mem, ptrdiff_t offset)",
     "cupy.cuda:Device": "Device(device=None)",
+    "cupy.cuda:Device.use": "Device.use(self)",
     "cupy.cuda:Device.synchronize": "Device.synchronize(self)",
     "cupy.cuda:get_current_stream": "get_current_stream(int device_id=-1)",
     "cupy.cuda:Stream": "null=False, non_blocking=False, ptds=False, priority=None",
@@ -104,13 +128,21 @@ def test_the_contract_sees_another_signature() -> None:
 
 def test_every_name_that_we_use_is_in_the_contract() -> None:
     """Names that follow `nv.`, `bindings.` and so on in the modules that wrap the packages."""
-    aliases = {"nv": "nvshmem.core", "bindings": "nvshmem.bindings", "cuda": "cupy.cuda"}
+    aliases = {
+        "nccl": "nccl.core",
+        "comm": "nccl.core:Communicator",
+        "nv": "nvshmem.core",
+        "bindings": "nvshmem.bindings",
+        "cuda": "cupy.cuda",
+    }
     used = set()
-    for module in ("nvshmem", "gpu"):
+    for module in ("nvshmem", "gpu", "nccl"):
         path = ROOT / "dask_redist" / f"{module}.py"
-        for alias, name in re.findall(r"\b_(nv|bindings|cuda)\.(\w+)", path.read_text()):
-            used.add(f"{aliases[alias]}:{name}")
-    assert used <= set(CONTRACT)
+        for alias, name in re.findall(r"\b_(nv|bindings|cuda|nccl|comm)\.(\w+)", path.read_text()):
+            used.add(f"{aliases[alias]}{'.' if alias == 'comm' else ':'}{name}")
+    # Of a class that is named its methods are there.
+    held = {name.rpartition(".")[0] for name in CONTRACT} | set(CONTRACT)
+    assert used <= held
     assert len(used) > 15
 
 

@@ -70,7 +70,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(case=cases())
 def test_every_wire_agrees_with_numpy(pes: Crew, case: dict[str, Any]) -> None:
