@@ -104,9 +104,9 @@ class PeerWire:
         piece = matching(piece, target.shape, dtype)
         if not piece.nbytes:
             return
+        self._out.copy(target, piece)
         with self._lock:
             self._held += piece.nbytes
-        self._out.copy(target, piece)
 
     def start(self) -> None:
         """Nothing: it is under way."""
@@ -194,6 +194,11 @@ class DeviceMail:
 
     def put(self, pe: int, offset: int, buffer: _Staging) -> None:
         """Queue that a buffer is put to an offset in another rank's arena; then see `landed`."""
+        if not 0 <= offset <= self._arena.memory.nbytes - buffer.nbytes:
+            raise ValueError(
+                f"{buffer.nbytes} bytes at {offset} do not lie in the arena of PE {pe}, "
+                f"which has {self._arena.memory.nbytes}"
+            )
         target = self._arena.address + offset
         self._pe.put_nbi(target, buffer.block.address, buffer.nbytes, pe, self._out.stream)
 

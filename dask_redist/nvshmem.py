@@ -19,9 +19,6 @@ from dask_redist.gpu import Stream
 
 __all__ = ["Pe", "Symmetric", "new_uid"]
 
-#: Several processes on a GPU without CUDA's multi-process service: what waits for a signal exits.
-_WITHOUT_SIGNALS = 3
-
 
 def new_uid() -> bytes:
     """What one PE makes and tells all others, by any means, so that they find each other."""
@@ -78,15 +75,13 @@ class Pe:
         self._nv.init(
             device=self._device, uid=found, rank=pe, nranks=n_pes, initializer_method="uid"
         )
-        self._status = int(self._nv.init_status())
-        self._open = self._status >= int(self._nv.InitStatus.STATUS_IS_INITIALIZED)
+        status, names = int(self._nv.init_status()), self._nv.InitStatus
+        #: Whether PEs can wait for each other's signals. Where several processes share a GPU
+        #: without CUDA's multi-process service, such a wait ends the process.
+        self.has_signals = status != names.STATUS_LIMITED_MPG
+        self._open = names.STATUS_IS_INITIALIZED <= status <= names.STATUS_FULL_MPG
         if not self._open:
-            raise RedistError(f"NVSHMEM did not start on PE {pe}: its status is {self._status}")
-
-    @property
-    def has_signals(self) -> bool:
-        """Whether PEs can wait for each other's signals."""
-        return self._status != _WITHOUT_SIGNALS
+            raise RedistError(f"NVSHMEM did not start on PE {pe}: its status is {status}")
 
     def allocate(self, nbytes: int) -> Symmetric:
         """Memory of the same size on each PE. Called by all PEs together; blocks.

@@ -210,11 +210,11 @@ def shared_gpu(world: World) -> None:
 def outside(world: World) -> None:
     """A place that does not lie in its owner's arena is refused before it is written."""
     reach = start(world, 1024, lambda run, number: None)
-    piece = np.zeros(4, "u1")
     for offset in (-1, 1024 + 512 - 3):
-        wire = reach.wire_to(1 - world.pe, 0)
-        error = refusal(wire.write, Place(7, offset, (4,), "u1"), (slice(0, 4),), piece)
-        assert "output chunk 7 has 4 bytes" in str(error), error
+        piece, box = np.zeros(4, "u1"), (slice(0, 4),)
+        wire = reach.wire_to(1 - world.pe, 0, alone=1)
+        error = str(refusal(wire.write, Place(7, offset, (4,), "u1"), box, piece))
+        assert f"4 bytes at {offset}" in error, error
         assert wire.held == 0
     reach.close()
 
@@ -387,6 +387,12 @@ def misuses(world: World) -> list[str]:
 def unequal(world: World) -> None:
     """The PEs allocate different sizes."""
     start(world, 1024 + 512 * world.pe, lambda run, number: None)
+
+
+def no_start(world: World) -> None:
+    """The library comes up in another state than it should."""
+    error = str(refusal(world.modules["nvshmem"].Pe, 0, world.uid(), world.pe, world.n_pes))
+    assert "did not start" in error, error
 
 
 def different_ids(world: World) -> None:

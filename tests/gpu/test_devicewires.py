@@ -171,6 +171,7 @@ def test_views_are_what_cupy_makes_of_them(pes: Crew) -> None:
 
 def test_a_piece_outside_the_arena_of_its_owner_is_refused(pes: Crew) -> None:
     pes.play("outside", 2)
+    pes.play("outside", 2, options={"cut_off": ALL_PAIRS})
 
 
 @given(st.data())

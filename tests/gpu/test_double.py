@@ -58,5 +58,10 @@ def test_a_pe_refuses_what_the_library_would_not_survive(pes: Crew) -> None:
     pes.play("pe_itself", 2)
 
 
+@pytest.mark.parametrize("status", [1, 32767])
+def test_a_pe_whose_library_did_not_start_says_so(pes: Crew, status: int) -> None:
+    pes.play("no_start", 2, options={"status": status})
+
+
 def test_an_arena_of_a_gpu(pes: Crew) -> None:
     pes.play("arena", 1)
