@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from dask_redist.pages import portions
 from dask_redist.segment import Bytes, part, view_bytes
 
-__all__ = ["Header", "box_parts", "cut_up", "pack", "unpack"]
+__all__ = ["Header", "box_parts", "cut_up", "pack", "pairs", "unpack"]
 
 #: a piece in a message: the output chunk's number, the lower corner of the piece's box in that
 #: chunk, and its upper corner (excluded)
@@ -56,7 +57,7 @@ def unpack(
            [ 0, 97, 98]], dtype=uint8)
     """
     data = np.frombuffer(buffer, np.uint8) if len(memoryview(buffer)) else np.empty(0, np.uint8)
-    for target, source in _pairs(headers, data, view_of):
+    for target, source in pairs(headers, data.nbytes, view_of, partial(view_bytes, data)):
         np.copyto(target, source)
 
 
@@ -72,15 +73,30 @@ def pack(
     >>> buffer
     array([4, 5], dtype=uint8)
     """
-    for source, target in _pairs(headers, buffer, view_of):
+    for source, target in pairs(headers, buffer.nbytes, view_of, partial(view_bytes, buffer)):
         np.copyto(target, source)
 
 
-def _pairs(
-    headers: Sequence[Sequence[int]], data: Bytes, view_of: Callable[[int], NDArray[Any]]
-) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """For each piece its place in an array, and in the message."""
-    pairs, begin = [], 0
+def pairs(
+    headers: Sequence[Sequence[int]],
+    nbytes: int,
+    view_of: Callable[[int], Any],
+    bytes_at: Callable[[int, tuple[int, ...], np.dtype[Any]], Any],
+) -> list[tuple[Any, Any]]:
+    """For each piece of a message its place in an array, and in the message.
+
+    Parameters
+    ----------
+    headers : sequence of sequence of int
+        As `MessageWire` sends them.
+    nbytes : int
+        The length of the message.
+    view_of : callable
+        Output chunk's number to the array over its block.
+    bytes_at : callable
+        A view of the message's bytes, from where they begin, a shape and a dtype.
+    """
+    found, begin = [], 0
     for number, *corners in headers:
         view = view_of(number)
         lower, upper = corners[: view.ndim], corners[view.ndim :]
@@ -92,16 +108,16 @@ def _pairs(
                 f"whose shape is {view.shape}"
             )
         piece = part(view, [slice(k, u) for k, u in zip(lower, upper, strict=True)])
-        if begin + piece.nbytes > data.nbytes:
+        if begin + piece.nbytes > nbytes:
             raise ValueError(
-                f"{data.nbytes - begin} bytes for box {lower} to {upper} of output chunk {number}, "
+                f"{nbytes - begin} bytes for box {lower} to {upper} of output chunk {number}, "
                 f"which holds {piece.nbytes}"
             )
-        pairs.append((piece, view_bytes(data, begin, piece.shape, piece.dtype)))
+        found.append((piece, bytes_at(begin, piece.shape, piece.dtype)))
         begin += piece.nbytes
-    if begin != data.nbytes:
-        raise ValueError(f"{data.nbytes} bytes in a message whose boxes hold {begin}")
-    return pairs
+    if begin != nbytes:
+        raise ValueError(f"{nbytes} bytes in a message whose boxes hold {begin}")
+    return found
 
 
 def cut_up(arrays: Sequence[NDArray[Any]], limit: int) -> Iterator[list[Header]]:

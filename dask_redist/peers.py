@@ -40,7 +40,8 @@ def matching(piece: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) 
     ValueError
         Another shape; nothing is ever broadcast.
     """
-    piece = np.asarray(piece)
+    if not hasattr(type(piece), "__cuda_array_interface__"):
+        piece = np.asarray(piece)
     if piece.dtype != dtype:
         if dtype.str != piece.dtype.str or piece.dtype.hasobject:
             raise TypeError(f"a piece of dtype {piece.dtype} cannot be written to one of {dtype}")

@@ -112,7 +112,7 @@ class MemoryWire:
 class _Message:
     """A message that is being packed, or is on its way."""
 
-    def __init__(self, buffer: Bytes) -> None:
+    def __init__(self, buffer: Any) -> None:
         self.headers: list[Header] = []
         self.buffer = buffer
         self.used = 0
@@ -138,6 +138,8 @@ class MessageWire:
         Whether the other rank is on another host.
     take : callable
         ``take(nbytes)`` gives the buffer of a message, and may wait for one; default: new memory.
+    pack : callable
+        ``pack(buffer, begin, piece)`` copies a piece into a buffer; default: for NumPy arrays.
 
     Examples
     --------
@@ -152,11 +154,12 @@ class MessageWire:
 
     def __init__(
         self,
-        send: Callable[[list[Header], Bytes], Future[Any] | None],
+        send: Callable[[list[Header], Any], Future[Any] | None],
         limit: int = 32 << 20,
         name: str = "messages",
         far: bool = False,
-        take: Callable[[int], Bytes] | None = None,
+        take: Callable[[int], Any] | None = None,
+        pack: Callable[[Any, int, Any], None] | None = None,
     ) -> None:
         self.name = name
         self.far = far
@@ -165,6 +168,7 @@ class MessageWire:
         self._send = send
         self._limit = limit
         self._take = take or _new
+        self._pack = pack or _pack
         self._size = min(limit, _FIRST)
         self._held = 0
         self._open: _Message | None = None
@@ -202,7 +206,7 @@ class MessageWire:
             ]
             message, begin = self._reserve(header, portion.nbytes)
             try:
-                np.copyto(view_bytes(message.buffer, begin, portion.shape, dtype), portion)
+                self._pack(message.buffer, begin, portion)
             finally:
                 with self._changed:
                     message.packing -= 1
@@ -325,6 +329,10 @@ class MessageWire:
 
 def _new(nbytes: int) -> Bytes:
     return np.empty(nbytes, np.uint8)
+
+
+def _pack(buffer: Bytes, begin: int, piece: NDArray[Any]) -> None:
+    np.copyto(view_bytes(buffer, begin, piece.shape, piece.dtype), piece)
 
 
 def _corners(place: Place, slices: tuple[slice, ...]) -> tuple[list[int], list[int]]:

@@ -20,9 +20,9 @@ PACKAGE = ROOT / "dask_redist"
 
 FLOORS = {
     0: "errors boxes partition grids irregular layouts pieces parts overlap placement joining "
-    "moves",
+    "moves pinning",
     1: "partials stream syscalls process admission freelist segment block pages arena peers wires "
-    "packing post staging tags world lifeline observer",
+    "packing post staging tags world lifeline observer gpu nvshmem symmetric devicewires nccl",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
     "deposits reducing reduction pairs desk fences closedruns reduceop mail mpigroup "
@@ -43,7 +43,7 @@ IO_AND_CLOCK = {
     *("selectors", "shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time"),
 }
 DASK = {"dask", "distributed"}
-OPTIONAL = {"mpi4py", "cupy", "nvshmem", "nccl"}
+OPTIONAL = {"mpi4py", "cupy", "cuda", "nvshmem", "nccl"}
 ALIAS = {"yaml": "pyyaml", "dask_mpi": "dask-mpi"}
 
 

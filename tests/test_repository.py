@@ -24,7 +24,9 @@ def test_environment_names_the_python_and_every_extra() -> None:
     (line,) = with_pip["pip"]
     found = re.fullmatch(r"--editable \.\[([\w,]+)\]", line)
     assert found, line
-    assert found[1].split(",") == sorted(PROJECT["optional-dependencies"])
+    # Which of these a machine takes depends on its GPU driver; they exclude each other.
+    of_gpus = {"cuda12", "cuda13"}
+    assert found[1].split(",") == sorted(PROJECT["optional-dependencies"].keys() - of_gpus)
     assert ENVIRONMENT["name"] == PROJECT["name"]
 
 

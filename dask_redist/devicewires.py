@@ -1,0 +1,391 @@
+"""Wires between the GPUs of ranks: through peer memory where it reaches, else across the network.
+
+All run.py sees is the `Wire` of `dask_redist.wires`. What differs on a GPU is that a write is only
+queued when it returns: the bytes count as held until the flush has waited for the GPU.
+
+Across the network a message is packed and put into room that its owner gave, with a signal behind
+it: a number that only rises. The owner lets a stream wait for that number and unpacks there; the
+room is free again when that has been done. A large piece that lies in one run in its chunk is put
+straight to its place. A wait is queued only after the put that it waits for, and never in the
+stream that puts, so no two ranks can wait for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from dask_redist.errors import RedistError
+from dask_redist.gpu import Gpu
+from dask_redist.nvshmem import Pe
+from dask_redist.packing import Header, pairs
+from dask_redist.peers import matching
+from dask_redist.segment import part
+from dask_redist.symmetric import DeviceBlock, Outgoing, SymmetricArena
+from dask_redist.wires import MessageWire, Place, Wire
+
+__all__ = ["DeviceMail", "DeviceReach", "NetworkWire", "Owner", "PeerWire", "run_in_chunk"]
+
+#: bytes from which on a piece in one run travels alone instead of in a message
+_ALONE = 1 << 20
+
+
+class Owner(Protocol):
+    """Another rank's `DeviceMail`, as it is asked: by any means that answers or raises."""
+
+    def room(self, nbytes: int) -> int: ...
+
+    def arrived(
+        self, sender: int, epoch: int, run: int, offset: int, headers: Sequence[Header]
+    ) -> None: ...
+
+
+def run_in_chunk(shape: Sequence[int], box: Sequence[slice]) -> int | None:
+    """Where a box begins in a C-contiguous array, in elements; None if it is not in one run.
+
+    Examples
+    --------
+    >>> run_in_chunk((4, 5), (slice(2, 4), slice(0, 5)))
+    10
+    >>> run_in_chunk((4, 5), (slice(2, 4), slice(0, 4))) is None
+    True
+    """
+    begin, full = 0, True  # full: all axes so far, from the last one, are whole
+    stride = 1
+    for length, one in zip(reversed(shape), reversed(box), strict=True):
+        lower, upper, _ = one.indices(length)
+        if not full and upper - lower > 1:
+            return None
+        begin += lower * stride
+        stride *= length
+        full = full and upper - lower == length
+    return begin
+
+
+class PeerWire:
+    """Copies pieces to their final place in memory that this GPU can address.
+
+    Parameters
+    ----------
+    out : Outgoing
+        The rank's outgoing stream.
+    address, nbytes : int
+        Where the arena of the rank at the other end is, and its size.
+    """
+
+    name = "peer memory"
+    far = False
+
+    def __init__(self, out: Outgoing, address: int, nbytes: int) -> None:
+        self._out = out
+        self._address, self._nbytes = address, nbytes
+        self._held = 0
+        self._lock = threading.Lock()
+
+    @property
+    def held(self) -> int:
+        """Bytes that have been queued, and not waited for."""
+        return self._held
+
+    def write(self, place: Place, target_slices: tuple[slice, ...], piece: Any) -> None:
+        """Queue the copy of a piece; the calling thread's stream may change it afterwards."""
+        dtype = np.dtype(place.dtype)
+        view = self._out.gpu.view(self._address + place.offset, place.shape, dtype, None)
+        if not 0 <= place.offset <= self._nbytes - view.nbytes:
+            raise ValueError(
+                f"output chunk {place.out} has {view.nbytes} bytes at {place.offset}, "
+                f"the arena has {self._nbytes}"
+            )
+        target = part(view, target_slices)
+        piece = matching(piece, target.shape, dtype)
+        if not piece.nbytes:
+            return
+        self._out.copy(target, piece)
+        with self._lock:
+            self._held += piece.nbytes
+
+    def start(self) -> None:
+        """Nothing: it is under way."""
+
+    def flush(self) -> None:
+        """Wait until all that was queued has arrived."""
+        held = self._held
+        if held:
+            self._out.settle()
+            with self._lock:
+                self._held -= held
+
+
+class _Staging:
+    """A buffer of a message in this rank's arena."""
+
+    def __init__(self, block: DeviceBlock, nbytes: int) -> None:
+        self.block, self.nbytes = block, nbytes
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __getitem__(self, used: slice) -> _Staging:
+        return _Staging(self.block, used.stop)
+
+
+class DeviceMail:
+    """Sends and receives messages over NVSHMEM.
+
+    Parameters
+    ----------
+    out : Outgoing
+        The rank's outgoing stream.
+    arena : SymmetricArena
+        The rank's arena: messages are packed in it, and arrive in it.
+    owner_of : callable
+        Another PE's `Owner`.
+    view_of : callable
+        ``view_of(run, number)`` is the array over the block of an output chunk of this rank.
+    """
+
+    def __init__(
+        self,
+        out: Outgoing,
+        arena: SymmetricArena,
+        owner_of: Callable[[int], Owner],
+        view_of: Callable[[int, int], Any],
+    ) -> None:
+        self._out, self._arena = out, arena
+        self._pe, self._gpu = out.pe, out.gpu
+        self._owner_of, self._view_of = owner_of, view_of
+        self._arrivals = out.gpu.stream()
+        self._arriving = threading.Lock()
+        self._granted: dict[int, DeviceBlock] = {}
+        self._epochs = [0] * out.pe.n_pes
+        self._rising = threading.Lock()
+
+    # ------------------------------------------------------------------------------ sender
+    def take(self, nbytes: int) -> _Staging:
+        """A buffer for a message."""
+        (block,) = self._arena.allocate([nbytes])
+        return _Staging(block, nbytes)
+
+    def pack(self, buffer: _Staging, begin: int, piece: Any) -> None:
+        """Queue the copy of a piece into a buffer."""
+        self._out.copy(buffer.block.array(piece.shape, piece.dtype, begin), piece)
+
+    def send(self, pe: int, run: int, headers: list[Header], buffer: _Staging) -> None:
+        """Send a message; it has been unpacked when this returns."""
+        owner = self._owner_of(pe)
+        offset = owner.room(buffer.nbytes)
+        with self._rising:
+            epoch = self._next(pe)
+            self._pe.put_signal(
+                self._arena.address + offset,
+                buffer.block.address,
+                buffer.nbytes,
+                self._slot,
+                epoch,
+                pe,
+                self._out.stream,
+            )
+        owner.arrived(self._pe.pe, epoch, run, offset, headers)
+        buffer.block.release()
+
+    def put(self, pe: int, offset: int, buffer: _Staging) -> None:
+        """Queue that a buffer is put to an offset in another rank's arena; then see `landed`."""
+        if not 0 <= offset <= self._arena.memory.nbytes - buffer.nbytes:
+            raise ValueError(
+                f"{buffer.nbytes} bytes at {offset} do not lie in the arena of PE {pe}, "
+                f"which has {self._arena.memory.nbytes}"
+            )
+        target = self._arena.address + offset
+        self._pe.put_nbi(target, buffer.block.address, buffer.nbytes, pe, self._out.stream)
+
+    def landed(self, pe: int, run: int, buffers: Sequence[_Staging]) -> None:
+        """Wait until what was put is there, and the owner's GPU sees it; the buffers are free."""
+        with self._rising:
+            self._pe.quiet(self._out.stream)
+            epoch = self._next(pe)
+            self._pe.signal(self._slot, epoch, pe, self._out.stream)
+        self._owner_of(pe).arrived(self._pe.pe, epoch, run, -1, [])
+        for buffer in buffers:
+            buffer.block.release()
+
+    # ------------------------------------------------------------------------------- owner
+    def room(self, nbytes: int) -> int:
+        """Room in this rank's arena for a message; its offset.
+
+        Raises
+        ------
+        AdmissionError
+            There is none.
+        """
+        (block,) = self._arena.allocate([nbytes])
+        self._granted[block.offset] = block
+        return block.offset
+
+    def arrived(
+        self, sender: int, epoch: int, run: int, offset: int, headers: Sequence[Header]
+    ) -> None:
+        """Unpack a message that a PE has put, and signalled with its number; returns when done.
+
+        Parameters
+        ----------
+        sender, epoch : int
+            Who sent it, and its number.
+        run : int
+            The run that its pieces belong to.
+        offset : int
+            The room that it was given; -1: its pieces are in their places.
+        headers : sequence of sequence of int
+            Its pieces, as `MessageWire` sends them.
+        """
+        done = None
+        try:
+            with self._arriving:
+                self._pe.signal_wait(self._arena.slots + 8 * sender, epoch, self._arrivals)
+                try:
+                    if offset >= 0:
+                        self._unpack(run, self._granted[offset], headers)
+                finally:
+                    done = self._arrivals.record()
+        finally:
+            if done is not None:
+                done.synchronize()  # nobody gets this room before it has been read
+                if offset >= 0:
+                    self._granted.pop(offset).release()
+
+    def _unpack(self, run: int, block: DeviceBlock, headers: Sequence[Header]) -> None:
+        def bytes_at(begin: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+            return block.array(shape, dtype, begin)
+
+        # A message is as long as its room: that was asked for when it was complete.
+        for place, piece in pairs(headers, block.nbytes, partial(self._view_of, run), bytes_at):
+            self._gpu.copy(place, piece, self._arrivals)
+
+    @property
+    def _slot(self) -> int:
+        """Where others find this rank's number, as an address in its own part."""
+        return self._arena.slots + 8 * self._pe.pe
+
+    def _next(self, pe: int) -> int:
+        self._epochs[pe] += 1
+        return self._epochs[pe]
+
+
+class NetworkWire:
+    """Moves pieces to a rank whose memory this GPU cannot address.
+
+    Parameters
+    ----------
+    mail : DeviceMail
+        The rank's.
+    pe, run : int
+        The rank at the other end, and the run.
+    limit : int
+        Bytes of the largest message.
+    alone : int
+        Pieces from this many bytes on, if in one run in their chunk, are put to their place.
+    """
+
+    name = "nvshmem"
+    far = True
+
+    def __init__(
+        self, mail: DeviceMail, pe: int, run: int, limit: int = 32 << 20, alone: int = _ALONE
+    ) -> None:
+        self._mail, self._pe, self._run, self._alone = mail, pe, run, alone
+        self._messages = MessageWire(
+            partial(mail.send, pe, run), limit, self.name, self.far, mail.take, mail.pack
+        )
+        self._put: list[_Staging] = []
+        self._lock = threading.Lock()
+
+    @property
+    def held(self) -> int:
+        """Bytes that have been written and have not arrived yet."""
+        with self._lock:
+            return self._messages.held + sum(buffer.nbytes for buffer in self._put)
+
+    def write(self, place: Place, target_slices: tuple[slice, ...], piece: Any) -> None:
+        """Queue the copy of a piece, and its way; it may be changed in the thread's stream then."""
+        begin = run_in_chunk(place.shape, target_slices)
+        if begin is None or piece.nbytes < self._alone:
+            return self._messages.write(place, target_slices, piece)
+        dtype = np.dtype(place.dtype)
+        bounds = [s.indices(n) for s, n in zip(target_slices, place.shape, strict=True)]
+        piece = matching(piece, tuple(upper - lower for lower, upper, _ in bounds), dtype)
+        buffer = self._mail.take(piece.nbytes)
+        self._mail.pack(buffer, 0, piece)
+        self._mail.put(self._pe, place.offset + begin * dtype.itemsize, buffer)
+        with self._lock:
+            self._put.append(buffer)
+
+    def start(self) -> None:
+        """Send the messages that are not full."""
+        self._messages.start()
+
+    def flush(self) -> None:
+        """Send what is left; all has arrived when this returns."""
+        self._messages.flush()
+        with self._lock:
+            put = self._put[:]
+        if put:
+            self._mail.landed(self._pe, self._run, put)
+            with self._lock:
+                del self._put[: len(put)]
+
+
+class DeviceReach:
+    """A rank's GPU wires. Made, and closed, by all ranks together.
+
+    Parameters
+    ----------
+    pe : Pe
+        The rank.
+    gpu : Gpu
+        Its GPU.
+    capacity : int
+        Bytes of each rank's arena; the same on all.
+    owner_of, view_of : callable
+        As `DeviceMail` takes them.
+    """
+
+    def __init__(
+        self,
+        pe: Pe,
+        gpu: Gpu,
+        capacity: int,
+        owner_of: Callable[[int], Owner],
+        view_of: Callable[[int, int], Any],
+    ) -> None:
+        self.out = Outgoing(gpu, pe)
+        self.arena = SymmetricArena(self.out, capacity)
+        self.mail = DeviceMail(self.out, self.arena, owner_of, view_of)
+        self._pe = pe
+        self._addresses: dict[int, int | None] = {
+            other: pe.peer_address(self.arena.memory, other)
+            for other in range(pe.n_pes)
+            if other != pe.pe
+        }
+        self._addresses[pe.pe] = self.arena.address
+        cut_off = [other for other, address in self._addresses.items() if address is None]
+        if cut_off and not pe.has_signals:
+            raise RedistError(
+                f"PE {pe.pe} does not reach the memory of PE {cut_off[0]}, and shares its GPU: "
+                "without CUDA's multi-process service (MPS) it cannot receive messages"
+            )
+
+    def wire_to(self, pe: int, run: int, **sizes: int) -> Wire:
+        """A new wire to a rank, for one run; ``sizes`` as `NetworkWire` takes them."""
+        address = self._addresses[pe]
+        if address is not None:
+            return PeerWire(self.out, address, self.arena.memory.nbytes)
+        return NetworkWire(self.mail, pe, run, **sizes)
+
+    def close(self) -> None:
+        """Free the arenas and end NVSHMEM, when nothing is under way any more."""
+        self.out.settle()
+        self.out.gpu.synchronize()
+        self._pe.close()
