@@ -389,6 +389,7 @@ ENDS = {
 }
 
 
+@pytest.mark.timeout(600)  # 20 jobs
 @pytest.mark.parametrize(
     ("how", "exclusive"),
     [
@@ -421,6 +422,7 @@ def test_ml01_life_cycle(
             assert done.err == ([last] if last else [])
 
 
+@pytest.mark.timeout(600)  # 20 jobs
 @pytest.mark.parametrize("exclusive", [True, pytest.param(False, marks=LONG)])
 def test_life_cycle_interrupted(
     tmp_path: Path, pytestconfig: pytest.Config, exclusive: bool
