@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dask_redist import cli, launch, world
+from dask_redist import about, cli, launch, world
 from dask_redist.launch import find_mpi
 
 
@@ -78,7 +78,7 @@ def test_an_mpi_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_info_tells_of_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "find_mpi", lambda: launch.Found("MPICH 5.0.2", "level of threads"))
+    monkeypatch.setattr(about, "find_mpi", lambda: launch.Found("MPICH 5.0.2", "level of threads"))
     done = CliRunner().invoke(cli.main, ["info", "--ranks", "1"], env={"COLUMNS": "120"})
     assert done.exit_code == 0, done.output
     (line,) = [line for line in done.output.splitlines() if "MPICH 5.0.2" in line]
