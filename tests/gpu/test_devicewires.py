@@ -159,6 +159,16 @@ def test_an_owner_without_room_refuses_with_bytes(pes: Crew) -> None:
     pes.play("no_room", 2, options={"cut_off": ALL_PAIRS})
 
 
+def test_what_a_run_has_put_that_is_given_up_lands_before_its_memory_is_reused(pes: Crew) -> None:
+    pes.play("given_up", 2, options={"cut_off": ALL_PAIRS})
+    for mutation in (
+        ("symmetric", "                self._out.settle()\n", ""),
+        ("symmetric", "self.pe.quiet(self.stream)", "pass"),
+    ):
+        with pytest.raises(AssertionError, match=r"there.tolist\(\) == values"):
+            pes.play("given_up", 2, mutation=mutation, options={"cut_off": ALL_PAIRS})
+
+
 def test_pes_that_share_a_gpu_need_each_others_memory(pes: Crew) -> None:
     pes.play("shared_gpu", 2, options={"status": 3})
     with pytest.raises(AssertionError, match="without CUDA's multi-process service"):
