@@ -230,7 +230,7 @@ CAPACITY = (
 MUTATIONS: dict[str, tuple[dict[str, Any], Mutation]] = {
     "drop the quiet": (
         IN_PLACE,
-        ("devicewires", "self._pe.quiet(self._out.stream)", "pass"),
+        ("devicemail", "self._pe.quiet(self._out.stream)", "pass"),
     ),
     "drop the wait before the fence": (
         DIRECT,
@@ -242,11 +242,11 @@ MUTATIONS: dict[str, tuple[dict[str, Any], Mutation]] = {
     ),
     "drop the guard of a message's room": (
         STAGED,
-        ("devicewires", "done.synchronize()  #", "pass  #"),
+        ("devicemail", "done.synchronize()  #", "pass  #"),
     ),
     "swap target and source": (
         IN_PLACE,
-        ("devicewires", "(target, buffer.block.address,", "(buffer.block.address, target,"),
+        ("devicemail", "(target, buffer.block.address,", "(buffer.block.address, target,"),
     ),
     "write another chunk's place": (
         DIRECT,
@@ -258,15 +258,15 @@ MUTATIONS: dict[str, tuple[dict[str, Any], Mutation]] = {
     ),
     "use another rank's slot": (
         STAGED,
-        ("devicewires", "self._arena.slots + 8 * sender", "self._arena.slots + 8 - 8 * sender"),
+        ("devicemail", "self._arena.slots + 8 * sender", "self._arena.slots + 8 - 8 * sender"),
     ),
     "use an epoch again": (
         STAGED,
-        ("devicewires", "self._epochs[pe] += 1", "self._epochs[pe] = 1"),
+        ("devicemail", "self._epochs[pe] += 1", "self._epochs[pe] = 1"),
     ),
     "wait for the epoch before": (
         STAGED,
-        ("devicewires", "8 * sender, epoch, self", "8 * sender, max(1, epoch - 1), self"),
+        ("devicemail", "8 * sender, epoch, self", "8 * sender, max(1, epoch - 1), self"),
     ),
     "skip the event of what is computed": (
         DIRECT,
@@ -278,7 +278,7 @@ MUTATIONS: dict[str, tuple[dict[str, Any], Mutation]] = {
     ),
     "free what is not written": (
         STAGED,
-        ("devicewires", "self._granted[block.offset] = block", "block.release()"),
+        ("devicemail", "self._granted[block.offset] = block", "block.release()"),
     ),
     "leave the slots as they were allocated": (
         STAGED,
