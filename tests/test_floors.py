@@ -22,7 +22,8 @@ FLOORS = {
     0: "errors boxes partition grids irregular layouts pieces parts overlap placement joining "
     "moves pinning",
     1: "partials stream syscalls process admission freelist segment block pages arena peers wires "
-    "packing post staging tags world lifeline observer gpu nvshmem symmetric devicewires nccl",
+    "packing post staging tags world lifeline observer gpu nvshmem symmetric "
+    "devicemail devicewires nccl",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
     "deposits reducing reduction pairs desk fences closedruns reduceop mail mpigroup "

@@ -151,10 +151,20 @@ class FakeGpu:
         return made
 
     def copy(self, target: Any, source: Any, stream: FakeStream) -> None:
+        target, source = self._unowned(target), self._unowned(source)
+
         def work() -> None:
             np.copyto(target, source, casting="unsafe")
 
         stream.kernel(work, "a copy")
+
+    def _unowned(self, array: Any) -> Any:
+        """An array as a kernel has it: what is queued keeps no block of a heap alive."""
+        if not isinstance(array, np.ndarray) or not self.machine.in_a_heap(array.ctypes.data):
+            return array
+        bare = _Owned(0, 0, None)
+        bare.__array_interface__ = dict(array.__array_interface__)
+        return np.asarray(bare).view(array.dtype)
 
     def synchronize(self) -> None:
         self.machine.run_until(lambda: not self.machine.busy_streams(), "the GPU")
@@ -314,6 +324,9 @@ class Double:
 
     def _there(self, address: int, pe: int) -> int:
         return address - self._heaps[self.pe] + self._heaps[pe]
+
+    def in_a_heap(self, address: int) -> bool:
+        return self._heaps[0] <= address < self._heaps[-1] + HEAP
 
     def reaches(self, pe: int) -> bool:
         return (min(pe, self.pe), max(pe, self.pe)) not in self._cut_off

@@ -23,7 +23,7 @@ from double import CASE, CONTROL, FAILED, MOST, SIZE, Double, FakeGpu, OtherFail
 from packages import child_path
 
 #: the modules under test, in the order in which they import each other
-MODULES = ("gpu", "nvshmem", "symmetric", "devicewires", "nccl")
+MODULES = ("gpu", "nvshmem", "symmetric", "devicemail", "devicewires", "nccl")
 Mutation = tuple[str, str, str]  # module, what stands there once, what stands there instead
 
 

@@ -198,6 +198,25 @@ def no_room(world: World) -> None:
     reach.close()
 
 
+def given_up(world: World) -> None:
+    """A run is given up before its flush: what it has put keeps its source until it has landed."""
+    reach = start(world, 1024, lambda run, number: None)
+    values = np.arange(16, dtype="u1")
+    if world.pe == 0:
+        wire = reach.wire_to(1, 0, alone=1)
+        wire.write(Place(0, 512, (16,), "u1"), (slice(0, 16),), values)
+        assert wire.held == 16
+        del wire
+        for block in reach.arena.allocate([512, 512]):
+            block.array((512,), "u1")[:] = 0xDD
+    reach.out.settle()
+    world.double.host_barrier("settled")
+    if world.pe == 1:
+        there = array_at(reach.arena.address + 512, (16,), "u1", None)
+        assert there.tolist() == values.tolist()
+    reach.close()
+
+
 def shared_gpu(world: World) -> None:
     """Without signals all goes through peer memory, or the start says why not."""
     reach = start(world, 1024, lambda run, number: None)

@@ -159,6 +159,16 @@ def test_an_owner_without_room_refuses_with_bytes(pes: Crew) -> None:
     pes.play("no_room", 2, options={"cut_off": ALL_PAIRS})
 
 
+def test_what_a_run_has_put_that_is_given_up_lands_before_its_memory_is_reused(pes: Crew) -> None:
+    pes.play("given_up", 2, options={"cut_off": ALL_PAIRS})
+    for mutation in (
+        ("symmetric", "                self._out.settle()\n", ""),
+        ("symmetric", "self.pe.quiet(self.stream)", "pass"),
+    ):
+        with pytest.raises(AssertionError, match=r"there.tolist\(\) == values"):
+            pes.play("given_up", 2, mutation=mutation, options={"cut_off": ALL_PAIRS})
+
+
 def test_pes_that_share_a_gpu_need_each_others_memory(pes: Crew) -> None:
     pes.play("shared_gpu", 2, options={"status": 3})
     with pytest.raises(AssertionError, match="without CUDA's multi-process service"):
@@ -220,7 +230,7 @@ CAPACITY = (
 MUTATIONS: dict[str, tuple[dict[str, Any], Mutation]] = {
     "drop the quiet": (
         IN_PLACE,
-        ("devicewires", "self._pe.quiet(self._out.stream)", "pass"),
+        ("devicemail", "self._pe.quiet(self._out.stream)", "pass"),
     ),
     "drop the wait before the fence": (
         DIRECT,
@@ -232,11 +242,11 @@ MUTATIONS: dict[str, tuple[dict[str, Any], Mutation]] = {
     ),
     "drop the guard of a message's room": (
         STAGED,
-        ("devicewires", "done.synchronize()  #", "pass  #"),
+        ("devicemail", "done.synchronize()  #", "pass  #"),
     ),
     "swap target and source": (
         IN_PLACE,
-        ("devicewires", "(target, buffer.block.address,", "(buffer.block.address, target,"),
+        ("devicemail", "(target, buffer.block.address,", "(buffer.block.address, target,"),
     ),
     "write another chunk's place": (
         DIRECT,
@@ -248,15 +258,15 @@ MUTATIONS: dict[str, tuple[dict[str, Any], Mutation]] = {
     ),
     "use another rank's slot": (
         STAGED,
-        ("devicewires", "self._arena.slots + 8 * sender", "self._arena.slots + 8 - 8 * sender"),
+        ("devicemail", "self._arena.slots + 8 * sender", "self._arena.slots + 8 - 8 * sender"),
     ),
     "use an epoch again": (
         STAGED,
-        ("devicewires", "self._epochs[pe] += 1", "self._epochs[pe] = 1"),
+        ("devicemail", "self._epochs[pe] += 1", "self._epochs[pe] = 1"),
     ),
     "wait for the epoch before": (
         STAGED,
-        ("devicewires", "8 * sender, epoch, self", "8 * sender, max(1, epoch - 1), self"),
+        ("devicemail", "8 * sender, epoch, self", "8 * sender, max(1, epoch - 1), self"),
     ),
     "skip the event of what is computed": (
         DIRECT,
@@ -268,7 +278,7 @@ MUTATIONS: dict[str, tuple[dict[str, Any], Mutation]] = {
     ),
     "free what is not written": (
         STAGED,
-        ("devicewires", "self._granted[block.offset] = block", "block.release()"),
+        ("devicemail", "self._granted[block.offset] = block", "block.release()"),
     ),
     "leave the slots as they were allocated": (
         STAGED,
