@@ -241,6 +241,7 @@ def test_ranks_that_are_there_before_any_client(tmp_path: Path) -> None:
         assert len(dr.runs()) == 1
 
 
+@pytest.mark.everything
 def test_a_scheduler_that_does_not_answer_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_the_same_by_mpi(client: Client, ranks: int, dtype: str) -> None:
             assert started == (2 if by_mpi and exact(ReduceOp(name), kind) else 0), name
 
 
+@pytest.mark.everything
 def test_where_a_rank_has_failed_mpi_reduces_no_more() -> None:
     """The others' call is never over: what comes next would be taken for it."""
 

@@ -64,6 +64,7 @@ def test_more_than_a_paused_worker_can_hold_ends_in_an_error() -> None:
             assert np.array_equal(y[:, ::500].compute(), values[:, ::500] + i)
 
 
+@pytest.mark.everything
 def test_a_rank_that_stays_paused_is_not_waited_for(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 

@@ -81,6 +81,7 @@ def test_a_copy_that_is_changed_changes_no_other(client: Client) -> None:
     assert client.run(whole, future.key) == {first: False} | dict.fromkeys(others, True)
 
 
+@pytest.mark.everything
 @pytest.mark.ranks(3)
 def test_the_memory_manager_leaves_them_alone(client: Client) -> None:
     addresses = set(dr.connect(client).addresses)

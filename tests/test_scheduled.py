@@ -157,6 +157,7 @@ def test_no_store(tmp_path: Path) -> None:
     check_failure(done, NO_STORE, r"^Error: there is no Zarr store .*none\.zarr$", result)
 
 
+@pytest.mark.everything
 def test_a_chunk_is_missing(broken: Path, tmp_path: Path) -> None:
     chunk(broken, 17).unlink()
     result = tmp_path / "result.zarr"
