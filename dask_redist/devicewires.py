@@ -10,7 +10,7 @@ one run in its chunk is put straight to its place.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from dask_redist.devicemail import DeviceMail, Owner, Staging
 from dask_redist.errors import RedistError
 from dask_redist.gpu import Gpu
 from dask_redist.nvshmem import Pe
+from dask_redist.packing import run_in_chunk
 from dask_redist.peers import matching
 from dask_redist.segment import part
 from dask_redist.symmetric import Outgoing, SymmetricArena
@@ -29,28 +30,6 @@ __all__ = ["DeviceReach", "NetworkWire", "PeerWire", "run_in_chunk"]
 
 #: bytes from which on a piece in one run travels alone instead of in a message
 _ALONE = 1 << 20
-
-
-def run_in_chunk(shape: Sequence[int], box: Sequence[slice]) -> int | None:
-    """Where a box begins in a C-contiguous array, in elements; None if it is not in one run.
-
-    Examples
-    --------
-    >>> run_in_chunk((4, 5), (slice(2, 4), slice(0, 5)))
-    10
-    >>> run_in_chunk((4, 5), (slice(2, 4), slice(0, 4))) is None
-    True
-    """
-    begin, full = 0, True  # full: all axes so far, from the last one, are whole
-    stride = 1
-    for length, one in zip(reversed(shape), reversed(box), strict=True):
-        lower, upper, _ = one.indices(length)
-        if not full and upper - lower > 1:
-            return None
-        begin += lower * stride
-        stride *= length
-        full = full and upper - lower == length
-    return begin
 
 
 class PeerWire:

@@ -36,7 +36,7 @@ class Holdings:
     memory_limit
         Bytes that the worker may use.
     collect
-        Fetches a message that was announced by a letter.
+        Fetches a message that was announced by a letter; to a place, if one is given.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Holdings:
         worker: Worker,
         arena: Arena,
         memory_limit: int,
-        collect: Callable[[Sequence[Any]], Awaitable[Any]],
+        collect: Callable[[Sequence[Any], Any], Awaitable[Any]],
     ) -> None:
         #: bytes that came in messages, ever
         self.received = 0
@@ -154,10 +154,16 @@ class Holdings:
         outputs = self._outputs.get(number)
         if outputs is None:
             raise OSError(f"run {number} is over on {self._worker.address}")
-        if letter is not None:
-            buffer = await self._collect(letter)
         loop = asyncio.get_running_loop()
         try:
+            if letter is not None:
+                with outputs.gate.enter():
+                    place = outputs.in_place(headers)
+                    if place is not None:
+                        await self._collect(letter, place)
+                        self.received += place.nbytes
+                        return {}
+                buffer = await self._collect(letter, None)
             await loop.run_in_executor(self._threads, outputs.receive, headers, buffer)
         except RunClosed as error:
             raise OSError(str(error)) from error

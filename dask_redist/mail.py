@@ -182,12 +182,14 @@ class Mail:
         if not sent.cancelled() and sent.exception() is None:
             self._even.free(tag)
 
-    async def collect(self, letter: Sequence[Any]) -> Bytes:
-        """Have an offered message sent, and receive it."""
+    async def collect(self, letter: Sequence[Any], into: Bytes | None = None) -> Bytes:
+        """Have an offered message sent, and receive it; ``into``: straight to its place."""
         number, seat, address, serial, tag, nbytes = letter
         ask = self._worker.rpc(address).redist_give
         message = self._receive(
-            self.groups[number], seat, address, tag, nbytes, lambda: ask(serial=serial)
+            *(self.groups[number], seat, address, tag, nbytes),
+            lambda: ask(serial=serial),
+            into,
         )
         buffer: Bytes = await self._unless_left(seat, address, message)
         return buffer
@@ -279,9 +281,10 @@ class Mail:
         tag: int,
         nbytes: int,
         ask: Callable[[], Coroutine[Any, Any, Any]],
+        into: Bytes | None = None,
     ) -> Bytes:
         """Post a receive, ask for the message, and wait for it."""
-        buffer = await self._room(self._incoming, nbytes)
+        buffer = await self._room(self._incoming, nbytes) if into is None else into
         arrival = self._post.receive(group.comm, group.ranks[seat], tag, buffer)
         comes = False
         try:
@@ -318,19 +321,22 @@ class Mail:
 
         While there is none, what was packed for others is sent.
         """
-        asked = time.monotonic()
+        asked, looks = time.monotonic(), 0
         async with self._queues[staging]:
             while True:
-                buffer: Bytes | None = await self._copy(staging.take, nbytes)
-                if buffer is not None:
-                    self._given[staging] = time.monotonic()
-                    return buffer
+                # A hop to a thread at each look would cost more than the messages do.
+                if staging.has_room(nbytes):
+                    buffer: Bytes | None = await self._copy(staging.take, nbytes)
+                    if buffer is not None:
+                        self._given[staging] = time.monotonic()
+                        return buffer
                 if time.monotonic() > max(asked, self._given[staging]) + 2 * self._timeout:
                     raise self._late(
                         f"had no room for a message of {nbytes} bytes (redist.mpi.staging-bytes)"
                     )
-                if staging is self._outgoing:
+                if staging is self._outgoing and looks % 32 == 0:
                     await self._copy(self._start_fullest)
+                looks += 1
                 await asyncio.sleep(0.0005)
 
     def _start_fullest(self) -> None:

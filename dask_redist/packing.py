@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dask_redist.pages import portions
 from dask_redist.segment import Bytes, part, view_bytes
 
-__all__ = ["Header", "box_parts", "cut_up", "pack", "pairs", "unpack"]
+__all__ = ["Header", "box_parts", "cut_up", "in_place", "pack", "pairs", "run_in_chunk", "unpack"]
 
 #: a piece in a message: the output chunk's number, the lower corner of the piece's box in that
 #: chunk, and its upper corner (excluded)
@@ -59,6 +59,71 @@ def unpack(
     data = np.frombuffer(buffer, np.uint8) if len(memoryview(buffer)) else np.empty(0, np.uint8)
     for target, source in pairs(headers, data.nbytes, view_of, partial(view_bytes, data)):
         np.copyto(target, source)
+
+
+def in_place(headers: Sequence[Header], view_of: Callable[[int], NDArray[Any]]) -> Bytes | None:
+    """The bytes of an output chunk that a message's pieces are, one behind the other.
+
+    None where they are not: pieces of several chunks, or rows that are apart.
+
+    Parameters
+    ----------
+    headers : list of list of int
+        As `MessageWire` sends them.
+    view_of : callable
+        Output chunk's number to the array over its block.
+
+    Examples
+    --------
+    >>> out = np.zeros((4, 3), "u1")
+    >>> in_place([[0, 1, 0, 2, 3], [0, 2, 0, 4, 3]], lambda number: out).shape
+    (9,)
+    >>> in_place([[0, 0, 0, 4, 2]], lambda number: out) is None
+    True
+    """
+    chunk, view, first, last = -1, None, 0, 0
+    for number, *corners in headers:
+        if view is None:
+            chunk, view = number, view_of(number)
+            if not view.flags.c_contiguous:
+                return None
+        if number != chunk:
+            return None
+        lower, upper = corners[: view.ndim], corners[view.ndim :]
+        inside = zip(lower, upper, view.shape, strict=True)
+        if not all(0 <= k < u <= length for k, u, length in inside):
+            return None
+        box = tuple(slice(k, u) for k, u in zip(lower, upper, strict=True))
+        begin = run_in_chunk(view.shape, box)
+        if begin is None or (last and begin != last):
+            return None
+        first = first if last else begin
+        last = begin + math.prod(u - k for k, u in zip(lower, upper, strict=True))
+    if view is None:
+        return None
+    return view.reshape(-1)[first:last].view(np.uint8)
+
+
+def run_in_chunk(shape: Sequence[int], box: Sequence[slice]) -> int | None:
+    """Where a box begins in a C-contiguous array, in elements; None if it is not in one run.
+
+    Examples
+    --------
+    >>> run_in_chunk((4, 5), (slice(2, 4), slice(0, 5)))
+    10
+    >>> run_in_chunk((4, 5), (slice(2, 4), slice(0, 4))) is None
+    True
+    """
+    begin, full = 0, True  # full: all axes so far, from the last one, are whole
+    stride = 1
+    for length, one in zip(reversed(shape), reversed(box), strict=True):
+        lower, upper, _ = one.indices(length)
+        if not full and upper - lower > 1:
+            return None
+        begin += lower * stride
+        stride *= length
+        full = full and upper - lower == length
+    return begin
 
 
 def pack(

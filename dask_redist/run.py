@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from dask_redist.arena import Block
 from dask_redist.errors import ChunkMismatchError
-from dask_redist.packing import unpack
+from dask_redist.packing import in_place, unpack
 from dask_redist.pages import Store, store
 from dask_redist.ranks import Seat
+from dask_redist.segment import Bytes
 from dask_redist.spec import Index, PartSpec
 from dask_redist.wires import MemoryWire, Place, Wire, flush_all
 
@@ -230,6 +231,10 @@ class Outputs:
         """Write pieces that came as a message."""
         with self.gate.enter():
             unpack(headers, buffer, self._view)
+
+    def in_place(self, headers: Any) -> Bytes | None:
+        """The bytes that a message's pieces are, see :func:`packing.in_place`; from inside."""
+        return in_place(headers, self._view)
 
     def _view(self, out: int) -> NDArray[Any]:
         return self._blocks[out].array(self._shape(out), self.spec.dtype)

@@ -52,6 +52,11 @@ class Staging:
         with self._lock:
             return self._counted()
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so many bytes would be given just now."""
+        with self._lock:
+            return not self._counted() or self._used + nbytes <= self.limit
+
     def take(self, nbytes: int) -> Bytes | None:
         """A buffer of so many bytes; None while there is no room for it.
 

@@ -35,7 +35,7 @@ def mpi_ranks(n: int, **options: Any) -> Iterator[Client]:
     """Ranks that no other test has."""
     with (
         dask.config.set({"redist.wire": MPI, **options}),
-        dr.LocalMPICluster(n, dashboard_address=None, silence_logs=50) as cluster,
+        dr.LocalMPICluster(n, dashboard_address=None, silence_logs=50, timeout=60) as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -88,6 +88,8 @@ def test_any_amount_goes_through_bounded_memory() -> None:
         y = dr.redistribute(x, (20, 5, 30), client=client)
         z = dr.redistribute(y, dr.Pencil.Y, client=client)
         check(z, VALUES)
+        columns = placed(client, VALUES, (-1, 7, -1))  # these come to rows that are apart
+        check(dr.redistribute(columns, dr.Slab.X, client=client), VALUES)
         with dr.enable():
             got = da.median(x, axis=0).compute(), x.std(axis=0).compute()
         np.testing.assert_array_equal(got[0], np.median(VALUES, axis=0))
@@ -95,10 +97,23 @@ def test_any_amount_goes_through_bounded_memory() -> None:
         for most in client.run(staged).values():
             assert all(0 < nbytes <= 32 * 1024 for nbytes in most.values()), most
         client.run(pack_any_amount)
-        check(dr.redistribute(x, dr.Slab.Y, client=client), VALUES)
+        check(dr.redistribute(columns, (20, 40, 30), client=client), VALUES)
         for most in client.run(staged).values():
             assert most["incoming"] <= 32 * 1024 < most["outgoing"], most
-        del x, y, z
+        del x, y, z, columns
+        until(lambda: not leftovers(client))
+
+
+@pytest.mark.parametrize("straight", [True, False])
+def test_what_lies_in_one_run_is_received_where_it_belongs(straight: bool) -> None:
+    rows, columns = (30, -1, -1), (-1, 20, -1)
+    with mpi_ranks(2) as client:
+        x = placed(client, VALUES, rows if straight else columns)
+        client.run(watch_staging)
+        y = dr.redistribute(x, dr.Slab.Z if straight else dr.Slab.X, client=client).persist()
+        check(y, VALUES)
+        assert {most["incoming"] == 0 for most in client.run(staged).values()} == {straight}
+        del x, y
         until(lambda: not leftovers(client))
 
 

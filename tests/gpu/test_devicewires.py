@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pes import Crew, Mutation, crew
 from scenes import Chunk
 
-from dask_redist.devicewires import run_in_chunk
+from dask_redist.packing import run_in_chunk
 from dask_redist.segment import part
 
 ALL_PAIRS = frozenset(itertools.combinations(range(5), 2))
