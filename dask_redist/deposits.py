@@ -110,9 +110,11 @@ class ReduceRun:
                 own = len(batch[0].places) > 1
                 try:
                     combined = self.spec.merge.combined(partials, own)
-                except BaseException:
+                except BaseException as error:
                     with self._lock:
                         self._line.put_back(batch)
+                    if own and isinstance(error, Exception):
+                        self._error = error  # the total may have some of it: the run is lost
                     raise
                 with self._lock:
                     self._line.join(batch, combined)

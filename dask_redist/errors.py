@@ -54,8 +54,19 @@ def has_left(failure: object) -> bool:
 
 
 def dump(error: Exception) -> bytes:
-    """Pickle an error for another process; one that cannot be pickled goes in words."""
+    """Pickle an error for another process; one that cannot be pickled, or read, goes in words."""
     try:
-        return pickle.dumps(error)
+        found = pickle.dumps(error)
+        pickle.loads(found)
     except Exception:
         return pickle.dumps(RedistError(repr(error)))
+    return found
+
+
+def load(dumped: bytes) -> Exception:
+    """An error of another process; in words where its class is not known here."""
+    try:
+        error: Exception = pickle.loads(dumped)
+    except Exception as failure:
+        return RedistError(f"an error that cannot be read here: {failure!r}")
+    return error

@@ -108,8 +108,11 @@ def mpi(
         "dashboard_address": dashboard or ":0",  # it serves more than that
     }
 
+    offers: dict[str, Any] = {}
+
     def prepare() -> float:
         offer(local or {})
+        offers.update(local or {})
         return config.seconds("timeout") if timeout is None else parse_timedelta(timeout, "s")
 
     try:
@@ -125,7 +128,7 @@ def mpi(
                 return
             crew.serve(work, schedule)
     finally:
-        withdraw(local or {})
+        withdraw(offers)
     if exit:
         sys.exit()
     yield None

@@ -24,7 +24,7 @@ PAUSES = (0.1, 1.0, 5.0)
 
 
 def insist(tell: Callable[[], object]) -> None:
-    """Tell what came of a job, and again where the connection fails: others wait to hear of it.
+    """Tell what came of a job, and again where no answer comes: others wait to hear of it.
 
     Who is told must not mind to hear it twice, since only the answer may have been lost.
 

@@ -283,8 +283,8 @@ class _Lowering:
         # A user's partials need not have length one along reduced axes: boxes of the grid only.
         is_flat = self.kind.is_known or all(n == 1 for n in self.lengths[1:])
         # NaN among objects has no order: what is least depends on how partials are paired.
-        is_paired = self.kind.is_known and np.dtype(self.tree.dtype).kind == "O"
-        if self.may_combine and is_flat and not self.deterministic and not is_paired:
+        is_ordered = not self.kind.is_known or np.dtype(self.tree.dtype).kind != "O"
+        if self.may_combine and is_flat and is_ordered and not self.deterministic:
             ahead = "any" if self.kind.commutes else "neighbours"
         spec = Reduction(
             name=self.name,

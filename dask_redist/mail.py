@@ -21,9 +21,9 @@ import logging
 import pickle
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -90,11 +90,11 @@ class Mail:
         self._wires: WeakSet[MessageWire] = WeakSet()
         self._lock = threading.Lock()
         self._collecting = False
-        #: when there was room for a message last, and messages received: what shows progress
+        #: when there was room for a message last, and how often there was, or one was received
         self._given = dict.fromkeys(self._queues, time.monotonic())
-        self._received = 0
+        self._steps = 0
         #: of the messages that an owner has been offered
-        self._limits: dict[int, set[asyncio.Timeout]] = {}
+        self._limits: dict[int, set[asyncio.Timeout]] = defaultdict(set)
 
     def reaches(self, seat: int) -> bool:
         """Whether a rank is in the newest communicator."""
@@ -107,7 +107,7 @@ class Mail:
         self._copies.shutdown(wait=False)
 
     def collective(self, start: Callable[[], Any], buffers: Any) -> Future[None]:
-        """Start a collective of the newest communicator; see :meth:`Post.collective`."""
+        """Start a collective of a communicator; see :meth:`Post.collective`."""
         return self._post.collective(start, buffers)
 
     # ---------------------------------------------------------------------------- messages
@@ -115,9 +115,11 @@ class Mail:
         """A wire to an owner of run ``number``."""
         loop = self._worker.loop.asyncio_loop  # type: ignore[attr-defined]
 
+        group = self._group(owner)
+
         def send(headers: list[Header], buffer: Bytes) -> Future[None]:
             return asyncio.run_coroutine_threadsafe(
-                self._offer(number, owner, headers, buffer), loop
+                self._offer(group, number, owner, headers, buffer), loop
             )
 
         wire = MessageWire(send, self._limit(), name="mpi", far=far, take=self._take)
@@ -127,19 +129,21 @@ class Mail:
 
     def _take(self, nbytes: int) -> Bytes:
         """A buffer for a message; from a thread."""
-        buffer = self._outgoing.take(nbytes)
+        buffer = None if self._queues[self._outgoing].locked() else self._outgoing.take(nbytes)
         return self._wait(self._room(self._outgoing, nbytes)) if buffer is None else buffer
 
-    async def _offer(self, number: int, owner: Seat, headers: list[Header], buffer: Bytes) -> None:
+    async def _offer(
+        self, group: Group, number: int, owner: Seat, headers: list[Header], buffer: Bytes
+    ) -> None:
         """Offer a message; it has arrived when this returns."""
-        group, serial, tag = self._group(), next(self._serials), self._even.take()
+        serial, tag = next(self._serials), self._even.take()
         self._offers[serial] = _Offer(group, owner.seat, tag, buffer)
         letter = (group.number, self.seat, self._worker.address, serial, tag, len(buffer))
         try:
             answer = self._worker.rpc(owner.address).redist_write(
                 number=number, headers=headers, letter=letter
             )
-            limits = self._limits.setdefault(owner.seat, set())
+            limits = self._limits[owner.seat]
             async with asyncio.timeout(2 * self._timeout) as limit:
                 limits.add(limit)
                 try:
@@ -147,7 +151,9 @@ class Mail:
                 finally:
                     limits.discard(limit)
             for other in limits:  # the owner gets on
-                other.reschedule(asyncio.get_running_loop().time() + 2 * self._timeout)
+                if not other.expired():
+                    other.reschedule(asyncio.get_running_loop().time() + 2 * self._timeout)
+            self._even.free(tag)  # not where that failed: the message may be on its way
         except TimeoutError as error:
             self._collect_soon()
             if isinstance(error, RunTimeoutError):
@@ -174,13 +180,8 @@ class Mail:
         offer = self._offers.pop(serial, None)
         if offer is None:
             raise OSError(f"message {serial} of the rank on {self._worker.address} was given up")
-        sent = self._send(offer.group, offer.seat, offer.tag, offer.buffer)
-        sent.add_done_callback(partial(self._is_sent, offer.tag))
+        self._send(offer.group, offer.seat, offer.tag, offer.buffer)
         return True
-
-    def _is_sent(self, tag: int, sent: Future[None]) -> None:
-        if not sent.cancelled() and sent.exception() is None:
-            self._even.free(tag)
 
     async def collect(self, letter: Sequence[Any], into: Bytes | None = None) -> Bytes:
         """Have an offered message sent, and receive it; ``into``: straight to its place."""
@@ -189,7 +190,8 @@ class Mail:
         message = self._receive(
             *(self.groups[number], seat, address, tag, nbytes),
             lambda: ask(serial=serial),
-            into,
+            offered=True,
+            into=into,
         )
         buffer: Bytes = await self._unless_left(seat, address, message)
         return buffer
@@ -200,7 +202,7 @@ class Mail:
     ) -> list[NDArray[Any]]:
         """Arrays that a rank has laid out, or a cut of each; from a thread."""
         arrays = [np.empty(_cut_shape(leaf, cut), leaf.dtype) for leaf in leaves]
-        group, dumped = self._group(), pickle.dumps(leaves)
+        group, dumped = self._group(owner), pickle.dumps(leaves)
 
         async def fetch(headers: list[Header]) -> None:
             tag = self._odd.take()
@@ -238,10 +240,14 @@ class Mail:
         """Bytes of a message: few enough for some to be under way at once."""
         return max(1, min(config.nbytes("message-bytes"), self._outgoing.limit // 4))
 
-    def _group(self) -> Group:
+    def _group(self, other: Seat) -> Group:
+        """The communicator with another rank."""
         group = self.groups.newest
-        if group is None:
-            raise OSError(f"the rank on {self._worker.address} is in no communicator any more")
+        if group is None or other.seat not in group.ranks:
+            raise OSError(
+                f"the ranks on {self._worker.address} and {other.address} are in no communicator "
+                "together any more"
+            )
         return group
 
     def _late(self, what: str) -> RunTimeoutError:
@@ -254,15 +260,15 @@ class Mail:
         loop = self._worker.loop.asyncio_loop  # type: ignore[attr-defined]
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)
         while True:
-            received = self._received
+            steps = self._steps
             try:
-                return future.result(3 * self._timeout)  # it gives up itself, after less
+                return future.result(5 * self._timeout)  # it gives up itself, after less
             except TimeoutError:
                 if future.done():  # the answer itself was an error of this kind
                     raise
-                if self._received == received:
+                if self._steps == steps:
                     future.cancel()
-                    raise self._late("got no message") from None
+                    raise self._late("neither got nor sent a message") from None
 
     def _send(self, group: Group, seat: int, tag: int, buffer: Bytes) -> Future[None]:
         def tell(sent: Future[None]) -> None:
@@ -281,16 +287,18 @@ class Mail:
         tag: int,
         nbytes: int,
         ask: Callable[[], Coroutine[Any, Any, Any]],
+        offered: bool = False,
         into: Bytes | None = None,
     ) -> Bytes:
         """Post a receive, ask for the message, and wait for it."""
         buffer = await self._room(self._incoming, nbytes) if into is None else into
         arrival = self._post.receive(group.comm, group.ranks[seat], tag, buffer)
-        comes = False
+        asked = asyncio.ensure_future(ask())
+        asked.add_done_callback(lambda asked: _is_failed(asked) and arrival.cancel())
         try:
-            async with asyncio.timeout(self._timeout):
-                await ask()
-                comes = True
+            # Who has offered it sends at once; who lays it out then may have to wait for room.
+            async with asyncio.timeout((1 if offered else 2) * self._timeout):
+                await asyncio.shield(asked)
                 await asyncio.shield(asyncio.wrap_future(arrival))
         except TimeoutError:
             self._collect_soon()
@@ -300,10 +308,7 @@ class Mail:
         except BaseException:
             self._collect_soon()
             raise
-        finally:
-            if not comes:
-                arrival.cancel()
-        self._received += 1
+        self._steps += 1
         return buffer
 
     def _collect_soon(self) -> None:
@@ -329,6 +334,7 @@ class Mail:
                     buffer: Bytes | None = await self._copy(staging.take, nbytes)
                     if buffer is not None:
                         self._given[staging] = time.monotonic()
+                        self._steps += 1
                         return buffer
                 if time.monotonic() > max(asked, self._given[staging]) + 2 * self._timeout:
                     raise self._late(
@@ -349,6 +355,10 @@ class Mail:
     async def _copy(self, do: Callable[..., Any], *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._copies, do, *arguments)
+
+
+def _is_failed(answer: asyncio.Future[Any]) -> bool:
+    return answer.cancelled() or answer.exception() is not None
 
 
 def _cut_shape(leaf: Leaf, cut: Cut | None) -> tuple[int, ...]:

@@ -66,8 +66,8 @@ class Group(NamedTuple):
     ranks: dict[int, int]
 
 
-#: the communicators of this process that all their ranks have made
-_made: list[Group] = []
+#: the communicators of this process that all their ranks have made, to be freed
+_chosen: list[Group] = []
 
 
 def mpi_here() -> Any:
@@ -83,8 +83,8 @@ def world_rank() -> int | None:
 
 def free_all() -> None:
     """Free all communicators that this process has made; all their ranks call this."""
-    while _made:
-        group = _made.pop(0)
+    while _chosen:
+        group = _chosen.pop(0)
         group.comm.Free()
         group.users.Free()
 
@@ -120,13 +120,21 @@ class Groups:
     @property
     def newest(self) -> Group | None:
         """The communicator of the present ranks, which all of them have made."""
-        return self._made.get(self._present) if self._present is not None else None
+        stays_away = self._present is None or self._stuck
+        return None if stays_away else self._made.get(self._present or 0)
+
+    def of(self, seats: Sequence[int]) -> Group | None:
+        """The first communicator of exactly these ranks, in this order; the same on all of them."""
+        same = (number for number, group in self._made.items() if list(group.ranks) == list(seats))
+        chosen = sorted(number for number in same if self._made[number] in _chosen)
+        return self._made[chosen[0]] if chosen else None
 
     def choose(self, number: int | None) -> None:
         """Use this communicator from now on, or none: all have made it, says the scheduler."""
         self._present = number
-        if self.newest is not None and self.newest not in _made:
-            _made.append(self.newest)
+        group = self._made.get(number or 0)
+        if group is not None and group not in _chosen:
+            _chosen.append(group)
 
     def __getitem__(self, number: int) -> Group:
         """A communicator by its number.
@@ -134,7 +142,7 @@ class Groups:
         Raises
         ------
         OSError
-            This rank is not in it (yet).
+            This rank is not in it.
         """
         try:
             return self._made[number]
@@ -191,8 +199,19 @@ class Groups:
             self._post.send(mpi.COMM_WORLD, rank, tag, np.frombuffer(number, np.uint8))
         return number
 
+    async def roll(self, number: int, members: Iterable[Sequence[int]], word: bytes) -> None:
+        """Hear from all others over MPI, before any of them enters `meet`; the same arguments.
+
+        Raises
+        ------
+        RunTimeoutError
+            Not all were heard in time; says who was not.
+        """
+        _, ranks = zip(*members, strict=True)
+        await self._call_the_roll(ranks, _tag(word), word, _patience())
+
     async def meet(self, number: int, members: Iterable[Sequence[int]], word: bytes) -> None:
-        """Make communicator ``number`` with the others.
+        """Make communicator ``number`` with the others, who have all heard each other.
 
         Parameters
         ----------
@@ -206,19 +225,15 @@ class Groups:
         Raises
         ------
         RunTimeoutError
-            Not all came in time; says who did not. Where this rank is in MPI already, it can use
-            MPI only when it has come out of it.
+            Not all came in time. This rank is in MPI then, and uses it only when it has come out.
         """
         seats, ranks = zip(*members, strict=True)
-        patience = config.seconds("timeout") / 4  # twice; the scheduler, which asks, has more
-        tag = _TAGS[int.from_bytes(word[:4], "big") % len(_TAGS)]
-        await self._call_the_roll(ranks, tag, word, patience)
-        made = self._post.call(lambda: _make(ranks, tag))
+        made = self._post.call(lambda: _make(ranks, _tag(word)))
         others = [rank for rank in ranks if rank != world_rank()]
         self._stuck = f"it waits in MPI_Comm_create_group for {_names(others)}"
         made.add_done_callback(self._came_out)
         waiting = asyncio.wrap_future(made)
-        await asyncio.wait({waiting}, timeout=patience)  # which does not cancel what nobody can
+        await asyncio.wait({waiting}, timeout=_patience())  # which does not cancel what nobody can
         if not waiting.done():
             here = self._worker.address
             raise RunTimeoutError(f"the rank on {here} can use no MPI: {self._stuck}")
@@ -254,6 +269,15 @@ class Groups:
             )
 
 
+def _patience() -> float:
+    """Seconds for a step of a meeting; the scheduler, which asks, has more."""
+    return config.seconds("timeout") / 4
+
+
+def _tag(word: bytes) -> int:
+    return _TAGS[int.from_bytes(word[:4], "big") % len(_TAGS)]
+
+
 def _names(ranks: Iterable[int]) -> str:
     return f"rank {', '.join(map(str, ranks))} of the MPI world"
 
@@ -263,7 +287,11 @@ def _make(ranks: Sequence[int], tag: int) -> tuple[Any, Any]:
     group = world.Get_group()
     chosen = group.Incl(list(ranks))
     try:
-        return world.Create_group(chosen, tag), world.Create_group(chosen, tag)
+        comm, users = world.Create_group(chosen, tag), world.Create_group(chosen, tag)
     finally:
         group.Free()
         chosen.Free()
+    # With the first lower-case collective of a communicator mpi4py makes a hidden one, and holds
+    # Python's lock until all ranks have come, who may wait for a letter that cannot leave then.
+    users.allreduce(0)
+    return comm, users

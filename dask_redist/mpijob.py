@@ -26,6 +26,7 @@ from distributed.protocol.pickle import dumps
 from dask_redist import world
 from dask_redist.errors import RankLostError, RedistError
 from dask_redist.process import Process
+from dask_redist.scheduler import PLUGIN
 
 if TYPE_CHECKING:
     from dask_redist.mpicluster import LocalMPICluster
@@ -134,6 +135,8 @@ class MPIRanks(ProcessInterface):
         logger.error("%s", lost)
         while (cluster := self._its_cluster()) is not None and cluster.status == Status.running:
             fail_what_waits(cluster.scheduler, lost)
+            if (shell := cluster.scheduler.plugins.get(PLUGIN)) is not None:
+                shell.roster.lost = lost
             del cluster
             await asyncio.sleep(0.2)
 

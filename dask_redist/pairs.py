@@ -25,7 +25,7 @@ class Pair(Protocol):
     """Makes one partial of two that follow each other."""
 
     def fits(self, partials: Sequence[Any]) -> bool:
-        """Whether these partials, two or more, can be merged by it."""
+        """Whether these partials can be merged by it."""
 
     def merge(self, first: Any, second: Any, own: bool) -> Any:
         """Both; ``own``: the first one may be overwritten."""
@@ -85,7 +85,8 @@ class Moments:
             type(partials[0]) is dict
             and partials[0].keys() == {"n", "total", "M"}
             and _same_keys(partials)
-            and all(_alike([p[key] for p in partials], "if") for key in partials[0])
+            and _alike([p["n"] for p in partials], "iuf")
+            and all(_alike([p[key] for p in partials], "f") for key in ("total", "M"))
             and partials[0]["M"].shape == (*partials[0]["n"].shape, 1)
             and partials[0]["M"].dtype == partials[0]["total"].dtype
         )

@@ -132,7 +132,8 @@ class Rank(WorkerPlugin):
             "redist_give": mail.give,
             "redist_prove": mail.groups.prove,
             "redist_proof": mail.groups.proof,
-            "redist_meet": self._meet,
+            "redist_roll": _telling(mail.groups.roll),
+            "redist_meet": _telling(mail.groups.meet),
             "redist_keep": self._keep,
             "redist_read": self._read,
             "redist_begin": self.programs.begin,
@@ -379,20 +380,15 @@ class Rank(WorkerPlugin):
             await asyncio.sleep(0.005)
         return self.lane.done >= ticket
 
-    async def _meet(self, **meeting: Any) -> dict[str, Any]:
-        """Make communicators with the other ranks of our MPI world."""
-        try:
-            await self.reach.mail.groups.meet(**meeting)
-        except RedistError as error:  # the scheduler would get its text only
-            return {"error": dump(error)}
-        return {}
-
     def _mpi(self, seats: Iterable[Seat]) -> Any:
         """The mpi4py communicator of exactly these ranks, in this order; None where nobody has one.
 
         Messages have another one.
         """
-        group = self.reach.mail.groups.newest
+        groups, seats = self.reach.mail.groups, list(seats)
+        if (same := groups.of([seat.seat for seat in seats])) is not None:
+            return same.users
+        group = groups.newest
         if group is None:
             return None
         if others := [s.address for s in seats if s.seat not in group.ranks]:
@@ -400,12 +396,10 @@ class Rank(WorkerPlugin):
                 f"the ranks are not all of one MPI job: {', '.join(others)} has no communicator "
                 f"with {self.worker.address}; start all ranks by one mpiexec"
             )
-        if list(group.ranks) != [seat.seat for seat in seats]:
-            raise RedistError(
-                f"the MPI communicator is of {len(group.ranks)} ranks that are not these any more: "
-                "call dask_redist.connect(client) again"
-            )
-        return group.users
+        raise RedistError(
+            f"the MPI communicator is of {len(group.ranks)} ranks that are not these any more: "
+            "call dask_redist.connect(client) again"
+        )
 
     async def _reach(
         self, seats: Iterable[Any], communicators: Mapping[int, int]
@@ -425,6 +419,19 @@ class Rank(WorkerPlugin):
             "condemned": self.arena.condemned,
             "runs": len(self.runs) + len(self.holdings) + len(self.closed_runs),
         }
+
+
+def _telling(handler: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Any]:
+    """A handler that answers with its error: of an error that is raised Dask passes on its text."""
+
+    async def telling(**arguments: Any) -> dict[str, Any]:
+        try:
+            await handler(**arguments)
+        except RedistError as error:
+            return {"error": dump(error)}
+        return {}
+
+    return telling
 
 
 def _warn_of_nanny(worker: Worker) -> None:

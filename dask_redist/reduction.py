@@ -88,7 +88,7 @@ class Merge:
         there = [p for p in partials if type(p) is not Nothing]
         if len(there) < 2:
             return (there or partials)[0]
-        if self.pair is not None and self.pair.fits(there):
+        if self.pair is not None and self.is_paired(there):
             return paired(self.pair, there, own and partials[0] is there[0])
         function = self.combine or self.aggregate
         return self._apply(function, self._nested(there, lengths), keepdims=True)
@@ -99,7 +99,7 @@ class Merge:
         Where the partials are those of all chunks, the functions get them nested as the chunks are.
         """
         there = [p for p in partials if type(p) is not Nothing] or [p.empty for p in partials]
-        if self.pair is not None and len(there) > 1 and self.pair.fits(there):
+        if self.pair is not None and len(there) > 1 and self.is_paired(there):
             there = [paired(self.pair, there)]
         return self._apply(self.aggregate, self._nested(there, lengths), keepdims=self.keepdims)
 

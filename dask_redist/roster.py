@@ -44,6 +44,8 @@ class Roster:
         self._communicators: dict[int, int] = {}
         self._meetings = 0
         self._meeting = asyncio.Lock()
+        #: why there will be no ranks any more: the job that they were has ended
+        self.lost: Exception | None = None
 
     def arrive(self, card: Iterable[Any], process: Iterable[Any], **facts: Any) -> Seat:
         """Seat a worker."""
@@ -118,11 +120,15 @@ class Roster:
 
         Raises
         ------
+        RankLostError
+            The ranks were those of a job that has ended.
         RunTimeoutError
             They did not come in time; says how many did and who is missing.
         """
         deadline, left = time.monotonic() + timeout, ""
         while True:
+            if self.lost is not None:
+                raise self.lost
             here = {s.address for s in (*self.ranks.arrived, *self.ranks.seated.values())}
             missing = [w for w in self.scheduler.workers if w not in here]
             if not missing and len(here) >= (1 if n_ranks is None else n_ranks):
@@ -169,7 +175,7 @@ class Roster:
         members = tuple(seat for seat in self.ranks.table() if seat.mpi_rank is not None)
         if members == self._met:
             return
-        self._met, self._communicators = (), {}
+        self._met, self._communicators, self._wires = (), {}, ((), {})
         rest, worlds = list(members), []
         while len(rest) > 1:
             first = rest[0]
@@ -191,16 +197,19 @@ class Roster:
             )
 
     async def _make_communicator(self, world: list[Seat]) -> None:
-        """Have ranks that are all ready for it make a communicator."""
+        """Have ranks make a communicator, when all have heard each other over MPI.
+
+        Who is late for the roll keeps nobody in MPI, and nobody enters it who then is alone there.
+        """
         self._meetings += 1
         meeting = {
             "number": self._meetings,
             "members": [(seat.seat, seat.mpi_rank) for seat in world],
             "word": secrets.token_bytes(16),
         }
-        _raise_first(
-            await asyncio.gather(*(self.ask(seat, "redist_meet", **meeting) for seat in world))
-        )
+        for step in ("redist_roll", "redist_meet"):
+            asked = (self.ask(seat, step, **meeting) for seat in world)
+            _raise_first(await asyncio.gather(*asked))
         self._communicators |= {seat.seat: self._meetings for seat in world}
 
     # ------------------------------------------------------------------------------- chunks

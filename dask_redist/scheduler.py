@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -26,7 +25,7 @@ from dask_redist.assign import assign
 from dask_redist.conductor import Conductor
 from dask_redist.crowd import Crowd
 from dask_redist.desk import Desk
-from dask_redist.errors import AdmissionError, CrowdedError, dump
+from dask_redist.errors import AdmissionError, CrowdedError, dump, load
 from dask_redist.fences import NEEDED, is_chunk, is_part_of, recompute, runs_on
 from dask_redist.orders import Orders
 from dask_redist.pins import Pins
@@ -161,14 +160,12 @@ class SchedulerShell(SchedulerPlugin):
         merged: bytes | None = None,
         read: dict[int, int] | None = None,
     ) -> None:
-        run = self.conductor.by_number.get(number)
-        if run is None or seat not in run.exchanging:
-            return  # told before, or late
         if failed:
-            reason = pickle.loads(error) if error else None
+            reason = load(error) if error else None
             self._act(self.conductor.not_exchanged(number, seat, reason))
             return
-        if merged is not None:
+        run = self.conductor.by_number.get(number)
+        if merged is not None and run is not None and seat in run.exchanging:  # else told before
             self.book.merge(number, seat, merged, read or {})
         self._act(self.conductor.exchanged(number, seat))
 

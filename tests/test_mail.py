@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -22,7 +23,7 @@ from dask_redist.arena import Arena
 from dask_redist.mail import Mail
 from dask_redist.mpigroup import Groups
 from dask_redist.post import Post
-from dask_redist.rank import Rank, rank_of
+from dask_redist.rank import _telling, rank_of
 from dask_redist.ranks import Seat
 from dask_redist.tags import Tags
 from dask_redist.wires import Place
@@ -178,8 +179,8 @@ async def never_gives(dask_worker: Worker, silent: bool) -> None:
     handlers: dict[str, Any] = dask_worker.handlers
 
     async def agree(serial: int) -> bool:
-        await asyncio.sleep(1000)
-        return True
+        await asyncio.sleep(8)
+        raise OSError("too late")
 
     handlers["redist_give"] = agree if silent else rank.reach.mail.give
 
@@ -233,7 +234,7 @@ def test_a_message_that_comes_late_is_taken_all_the_same() -> None:
 
 
 async def out_now(dask_worker: Worker) -> dict[str, int]:
-    """Bytes that messages have, and tags."""
+    """Bytes that messages have."""
     rank = rank_of(dask_worker)
     assert rank is not None
     mail = rank.reach.mail
@@ -241,7 +242,6 @@ async def out_now(dask_worker: Worker) -> dict[str, int]:
     return {
         "outgoing": mail._outgoing.used,
         "incoming": mail._incoming.used,
-        "tags": len(mail._even._used),
     }
 
 
@@ -257,7 +257,7 @@ class Alone:
 def test_who_waits_for_room_has_open_messages_sent() -> None:
     sent: list[int] = []
 
-    async def offer(number: int, owner: Any, headers: Any, buffer: Any) -> None:
+    async def offer(group: Any, number: int, owner: Any, headers: Any, buffer: Any) -> None:
         sent.append(len(buffer))
 
     async def main() -> None:
@@ -266,6 +266,7 @@ def test_who_waits_for_room_has_open_messages_sent() -> None:
         with dask.config.set({"redist.mpi.staging-bytes": 4000, "redist.timeout": "1s"}):
             mail = Mail(worker, Arena(1 << 20, keep=0), nobody)
         mail._offer = offer  # type: ignore[method-assign]
+        mail._group = lambda owner: nobody  # type: ignore[assignment, method-assign]
         owner = Seat(1, "tcp://there:1", "there", *[nobody] * (len(Seat._fields) - 3))
         wire = mail.wire_to(1, owner, far=True)
         place = Place(0, 0, (100,), "u1")
@@ -377,21 +378,23 @@ def test_ranks_of_two_jobs_use_mpi_within_each() -> None:
         del x
 
 
-def stay_away(dask_worker: Worker) -> None:
-    """Never enter a communicator, though all was well when we were asked."""
+def be_late(dask_worker: Worker) -> None:
+    """Come to the first roll when the others have gone."""
+    roll = Groups.roll
 
-    async def meet(self: Any, **meeting: Any) -> Any:
-        await asyncio.sleep(100)
+    async def late(self: Groups, *told: Any, **arguments: Any) -> None:
+        Groups.roll = roll  # type: ignore[method-assign]
+        await asyncio.sleep(3)
+        await roll(self, *told, **arguments)
 
-    here: Any = Rank
-    here._came, here._meet = here._meet, meet
+    Groups.roll = late  # type: ignore[method-assign]
 
 
-def come_again(dask_worker: Worker) -> None:
-    """As it was."""
+def as_it_was(dask_worker: Worker) -> None:
+    """Answer rolls at once again."""
     rank = rank_of(dask_worker)
     assert rank is not None
-    dask_worker.handlers["redist_meet"] = vars(Rank)["_came"].__get__(rank)
+    dask_worker.handlers["redist_roll"] = _telling(rank.reach.mail.groups.roll)
 
 
 def test_a_rank_that_does_not_come_to_the_meeting_keeps_nobody_in_mpi() -> None:
@@ -399,11 +402,12 @@ def test_a_rank_that_does_not_come_to_the_meeting_keeps_nobody_in_mpi() -> None:
     with mpi_ranks(3, **{"redist.timeout": "4s"}) as client:
         (absent,) = [a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()
                      if w["name"] == 1]  # fmt: skip
-        client.run(stay_away, workers=[absent])
+        client.run(be_late, workers=[absent])
         with pytest.raises(dr.RunTimeoutError, match="rank 1 ") as error:
             dr.connect(client)
         assert absent in str(error.value) or "of the MPI world" in str(error.value)
-        client.run(come_again, workers=[absent])
+        client.run(as_it_was, workers=[absent])
+        time.sleep(4)  # it hears what the others have said, and is not to meet anybody for that
         assert set(dr.connect(client).wires.values()) == {"direct", MPI}
         x = placed(client, VALUES, (20, -1, -1))
         check(dr.redistribute(x, dr.Slab.Y, client=client), VALUES)
@@ -433,6 +437,31 @@ def test_a_rank_that_waits_in_mpi_says_so_and_uses_none_until_it_comes_out() -> 
             dr.connect(client)  # the wire is forced
         time.sleep(5)
         assert set(dr.connect(client).wires.values()) == {"direct", MPI}
+
+
+def test_programs_may_wait_in_mpi_while_python_goes_on() -> None:
+    """In the first lower-case collective of a communicator, too."""
+
+    def code(nothing: Any, comm: Any) -> float:
+        beats, over = [time.monotonic()], threading.Event()
+
+        def beat() -> None:
+            while not over.wait(0.01):
+                beats.append(time.monotonic())
+
+        thread = threading.Thread(target=beat)
+        thread.start()
+        if comm.rank > 0:
+            time.sleep(2)
+        assert comm.mpi.allreduce(comm.rank) == 3
+        over.set()
+        thread.join()
+        return float(np.diff(beats).max())
+
+    with mpi_ranks(3) as client:
+        dr.connect(client)
+        pause, *_ = dr.map_ranks(code, None)
+        assert pause < 1.5  # not the 2 seconds for which rank 0 waits
 
 
 class Letters:

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from cluster import Clusters, ar, check, owners, placed
 from distributed import Client
+from waiting import until
 
 import dask_redist as dr
 from dask_redist import mpijob
@@ -218,6 +219,9 @@ def test_a_rank_that_dies_is_named(caplog: pytest.LogCaptureFixture, how: str) -
         # Nor does anything else wait for ranks that will not come.
         with pytest.raises(dr.RankLostError, match="rank 1 of 3"):
             (x + 1).sum().compute()
+        until(lambda: cluster.scheduler.plugins["dask_redist"].roster.lost is not None)
+        with pytest.raises(dr.RankLostError, match="rank 1 of 3"):
+            dr.map_ranks(lambda nothing, comm: 0, None)
         logs = cluster.get_logs(workers=False)
         assert "rank 1 is PID" in logs["mpiexec"]
     assert alive(there) == []

@@ -149,6 +149,7 @@ def test_extremes_are_those_of_the_whole(name: str, cut: Any, data: st.DataObjec
         (MOMENTS, [moments(ar(2, 2) * 1j, implicit_complex_dtype=True)] * 2),
         (MOMENTS, [moments(np.ma.array(ar(2, 2), mask=np.eye(2, dtype=bool)))] * 2),
         (MOMENTS, [moments(ar(2, 2)), moments(ar(2, 3))]),
+        (MOMENTS, [moments(ar(2, 2, dtype="i8"), dtype="i8")] * 2),
         (MAXIMA, [ar(1, 2)] * 2),
         (MAXIMA, [np.zeros((1, 2), [("vals", "O"), ("arg", "i8")])] * 2),
         (MAXIMA, [np.zeros((1, 2), [("vals", "M8[s]"), ("arg", "i8")])] * 2),

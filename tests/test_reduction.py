@@ -20,7 +20,7 @@ from dask.array import chunk
 from distributed.protocol import pickle as by_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reduce_ranks import NONE, LocalRanks
+from reduce_ranks import NONE, LocalRanks, loaded_row
 
 from dask_redist import deposits
 from dask_redist.deposits import Entry, Plan, ReduceRun
@@ -445,6 +445,22 @@ def test_an_error_in_the_merge_leaves_nothing(local: dict[int, LocalRanks]) -> N
     spec = reduction(merge, (2, 1))
     with pytest.raises(KeyError, match="refused"):
         local[2].result(spec, contributed([ar(1, 9)] * 2, 2, (0, 1), lambda k: k))
+
+
+def test_an_error_in_place_ends_the_run(local: dict[int, LocalRanks]) -> None:
+    """The total may have taken some of the partial: nobody may go on with it."""
+    spec = reduction(SUM, (3, 1), ahead="any")
+    largest = np.finfo("f8").max
+    run = ReduceRun(RunTable(("id",), 1, spec, NONE, NONE, {}), local[1].arenas[0], local[1].read)
+    with np.errstate(over="raise"):
+        run.contribute((0, 0), np.array([[1.0, largest]]))
+        run.contribute((1, 0), np.array([[1.0, 0.0]]))
+        with pytest.raises(FloatingPointError):
+            run.contribute((2, 0), np.array([[1.0, largest]]))
+    run.contribute((2, 0), np.array([[1.0, largest]]))  # as a task that is tried again does
+    assert loaded_row(run.lay_out()) is None
+    with pytest.raises(FloatingPointError):
+        run.exchange([], 0)
 
 
 def test_an_error_while_partials_are_laid_is_told_in_the_exchange(

@@ -58,6 +58,8 @@ class Ranks:
     async def ask(self, seat: Any, op: str, **arguments: Any) -> Any:
         if op == "redist_prove":
             return self.worlds[arguments["address"]] == self.worlds[seat.address]
+        if op == "redist_roll":
+            return {}
         if op == "redist_meet":
             members = [number for number, _ in arguments["members"]]
             if members not in self.met:
