@@ -82,5 +82,11 @@ __all__ = [
     "runs",
 ]
 
+
+def __dir__() -> list[str]:
+    """What is for users; modules are not."""
+    return __all__
+
+
 if _config.get("enable"):
     enable()

@@ -107,7 +107,7 @@ class Agreement:
         # NumPy pickles the byte order of an array in protocol 5 only, and of contiguous ones only.
         letter = pickle.dumps((what, fact, problem), protocol=5)
         letters = self.program.exchange(letter)
-        returned = Heard(Call("return()"))
+        returned = Heard(Call("the end of the function"))
         return [Heard(*pickle.loads(each)) if each != RETURNED else returned for each in letters]
 
     def no_rank(self, rank: int) -> Exception | None:
@@ -154,7 +154,9 @@ def settle(heard: Sequence[Heard]) -> list[Any]:
 def check_dtypes(dtypes: Sequence[np.dtype[Any] | None]) -> None:
     """Raise unless all ranks that have a dtype have one; on all ranks, since all know them."""
     if len({dtype for dtype in dtypes if dtype is not None}) > 1:
-        raise TypeError(f"the tensors must all have one dtype, but there is {by_value(dtypes)}")
+        raise TypeError(
+            f"the arrays of all ranks must have one dtype, but there is {by_value(dtypes)}"
+        )
 
 
 def no_bytes(array: NDArray[Any]) -> Exception | None:

@@ -59,13 +59,14 @@ def moves_of(
     0 (slice(1, 2, None), slice(0, 2, None)) (slice(0, 1, None), slice(0, 2, None))
     """
     mine = source.box(rank, shape, size)
+    boxes = [target.box(r, shape, size) for r in range(size)]  # what is wrong is so on all ranks
     holders = source.held_by(size).tolist() if isinstance(source, Replicated) else None
     found = []
     for k in range(size):  # each begins with itself: they do not all write to one at once
         to = (rank + k) % size
         if holders is not None and rank != _giver(to, holders):
             continue
-        theirs = target.box(to, shape, size)
+        theirs = boxes[to]
         both = mine.intersection(theirs)
         if both is not None:
             found.append(Move(to, theirs.shape, _within(both, theirs), _within(both, mine)))
