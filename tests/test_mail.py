@@ -105,7 +105,7 @@ def test_any_amount_goes_through_bounded_memory() -> None:
         until(lambda: not leftovers(client))
 
 
-@pytest.mark.parametrize("straight", [True, False])
+@pytest.mark.parametrize("straight", [True, pytest.param(False, marks=pytest.mark.everything)])
 def test_what_lies_in_one_run_is_received_where_it_belongs(straight: bool) -> None:
     rows, columns = (30, -1, -1), (-1, 20, -1)
     with mpi_ranks(2) as client:
@@ -217,6 +217,7 @@ async def sends_late(dask_worker: Worker, seconds: float) -> None:
     vars(post)["send"] = late
 
 
+@pytest.mark.everything
 def test_a_message_that_comes_late_is_taken_all_the_same() -> None:
     """MPI takes no send back: its buffer would be out for ever."""
     with mpi_ranks(2) as client:
@@ -325,6 +326,7 @@ def test_programs_on_the_ranks_have_it_while_messages_move(client: Client, wire:
         del y
 
 
+@pytest.mark.everything
 def test_two_worlds_are_told_apart() -> None:
     """Both have a rank 0 and a rank 1; that proves nothing."""
     with dask.config.set({"redist.wire": MPI}):
@@ -397,6 +399,7 @@ def as_it_was(dask_worker: Worker) -> None:
     dask_worker.handlers["redist_roll"] = _telling(rank.reach.mail.groups.roll)
 
 
+@pytest.mark.everything
 def test_a_rank_that_does_not_come_to_the_meeting_keeps_nobody_in_mpi() -> None:
     """The others are told, are free, and meet when it comes."""
     with mpi_ranks(3, **{"redist.timeout": "4s"}) as client:
@@ -426,6 +429,7 @@ def enter_late(dask_worker: Worker) -> None:
     mpigroup._make = late
 
 
+@pytest.mark.everything
 def test_a_rank_that_waits_in_mpi_says_so_and_uses_none_until_it_comes_out() -> None:
     with mpi_ranks(3, **{"redist.timeout": "8s"}) as client:
         (late,) = [a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()

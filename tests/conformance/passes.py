@@ -42,10 +42,10 @@ NAMES = (
     "stats",
     "masked",
 )
-#: what ``make test`` runs: two files but for tests of many chunks, which take long on a cluster,
-#: and some of the reductions
+#: what ``make test`` runs: rechunk but for tests of many chunks, which take long on a cluster, and
+#: some of the reductions
 QUICK = (
-    ("rechunk", "reshape", "reductions"),
+    ("rechunk", "reductions"),
     "not (x3 or x4 or x5 or non_perfect or squashing) and (not test_reductions.py or "
     "test_arg_reductions and argmax or negative_axes or empty or moment or nanarg_reductions or "
     "nan_object or topk_argtopk2 and (1-None or 3-2 or 4-4) or weighted or "
