@@ -19,6 +19,9 @@ HAS_TEST := .venv/test-$(KEY)
 GPU := .venv/gpu
 HAS_GPU := .venv/gpu-$(shell cksum < tests/gpu/packages.txt | cut -d' ' -f1)
 RESULTS := benchmarks/results
+# On MPI ranks that share memory, too; with MPI between them they run in --everything.
+ON_MPI_RANKS := $(addprefix tests/,test_redistribute.py test_redistribution.py test_reduce.py \
+  test_dist.py test_replicated.py test_rankcomm.py cases)
 
 .PHONY: help demo test test-all bench conformance lint types docs pictures clean
 
@@ -33,6 +36,8 @@ test: lint types docs $(HAS_GPU)
 
 test-all: lint types docs $(HAS_GPU)
 	$(BIN)/python -m pytest --everything
+	$(BIN)/python -m pytest --mpi --ranks 3 $(ON_MPI_RANKS)
+	$(BIN)/python -m pytest --mpi --ranks 1,2,4,5 -m sample $(ON_MPI_RANKS)
 	$(BIN)/python tests/conformance/passes.py
 
 # Takes most of an hour; the machine should do nothing else meanwhile.
