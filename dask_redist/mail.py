@@ -114,7 +114,6 @@ class Mail:
     def wire_to(self, number: int, owner: Seat, far: bool) -> MessageWire:
         """A wire to an owner of run ``number``."""
         loop = self._worker.loop.asyncio_loop  # type: ignore[attr-defined]
-
         group = self._group(owner)
 
         def send(headers: list[Header], buffer: Bytes) -> Future[None]:
@@ -270,14 +269,12 @@ class Mail:
                     future.cancel()
                     raise self._late("neither got nor sent a message") from None
 
-    def _send(self, group: Group, seat: int, tag: int, buffer: Bytes) -> Future[None]:
+    def _send(self, group: Group, seat: int, tag: int, buffer: Bytes) -> None:
         def tell(sent: Future[None]) -> None:
             if not sent.cancelled() and (error := sent.exception()) is not None:
                 logger.error("a message of %d bytes was not sent: %r", len(buffer), error)
 
-        sent = self._post.send(group.comm, group.ranks[seat], tag, buffer)
-        sent.add_done_callback(tell)
-        return sent
+        self._post.send(group.comm, group.ranks[seat], tag, buffer).add_done_callback(tell)
 
     async def _receive(
         self,
