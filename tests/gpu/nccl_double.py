@@ -10,7 +10,9 @@ import functools
 from typing import Any
 
 import numpy as np
-from double import LETTERS, Double, Misuse, array_at
+from double import Double
+from fakegpu import array_at
+from meeting import LETTERS, Misuse
 
 CAME, LEFT, DESTROYED = 80, 96, 112  # numbers in the control page
 WORDS, DATA = LETTERS // 2, LETTERS // 2 + 128  # where a rank's letter has its collective

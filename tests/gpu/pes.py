@@ -1,6 +1,7 @@
 """Processes that are PEs over the double: started once, they then play one scene after the other.
 
-A scene is a function in `scenes.py` that all PEs run together, each with its `World`.
+A scene is a function in one of the modules called `*_scenes`; all PEs run it together, each with
+its `World`.
 """
 
 import importlib
@@ -19,7 +20,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from double import CASE, CONTROL, FAILED, MOST, SIZE, Double, FakeGpu, OtherFailed, install
+from double import Double
+from fakegpu import FakeGpu
+from install import install
+from meeting import CASE, CONTROL, FAILED, MOST, SIZE, OtherFailed
 from packages import child_path
 
 #: the modules under test, in the order in which they import each other
@@ -140,7 +144,7 @@ def child(folders: list[str], path: str, pe: int, requests: Any, replies: Any, p
             install(double)
             office.world = world = World(double, requests, mutation)
             module, _, name = scene.rpartition(":")
-            play = getattr(importlib.import_module(module or "scenes"), name)
+            play = getattr(importlib.import_module(module), name)
             answer = play(world, **arguments)
             double.host_barrier("the end")
             pipe.send((answer, None))

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from double import Misuse
+from meeting import Misuse
 from nccl_double import NcclDouble, install_nccl
 from pes import World
 from scenes import fill, refusal
