@@ -45,12 +45,14 @@ class Asked:
 
 
 class World:
-    """One scene on one PE."""
+    """One scene on one PE; ``gpu`` is a real one, in `check.py`."""
 
-    def __init__(self, double: Double, requests: Any, mutation: Mutation | None) -> None:
-        self.double = double
+    def __init__(
+        self, double: Any, requests: Any, mutation: Mutation | None, gpu: Any = None
+    ) -> None:
+        self.double = double  # or a mere `Meeting`, with a real GPU
         self.pe, self.n_pes = double.pe, double.n_pes
-        self.gpu = FakeGpu(double)
+        self.gpu = gpu or FakeGpu(double)
         self.modules = {name: _module(name, mutation) for name in MODULES}
         self.mail: Any = None
         self.answered: dict[int, Any] = {}
@@ -60,7 +62,8 @@ class World:
     def uid(self) -> bytes:
         """The unique id that the first PE makes."""
         made = self.modules["nvshmem"].new_uid() if self.pe == 0 else b""
-        return self.double.all_tell(made)[0]
+        told: list[bytes] = self.double.all_tell(made)
+        return told[0]
 
     def all_tell(self, letter: Any) -> list[Any]:
         return [pickle.loads(one) for one in self.double.all_tell(pickle.dumps(letter))]
