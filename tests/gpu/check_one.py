@@ -204,9 +204,9 @@ def dask_tests(world: World, double: bool) -> Rows:
     import dask.array.tests
 
     folder = Path(next(iter(dask.array.tests.__path__)))
+    files = sorted(str(path) for path in folder.glob("test_cupy_*.py"))
     ran = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        + sorted(str(path) for path in folder.glob("test_cupy_*.py")),
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

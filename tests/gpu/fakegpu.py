@@ -172,6 +172,9 @@ class FakeGpu:
         made.reshape(-1).view("u1")[:] = 0xA5
         return made
 
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
     def copy(self, target: Any, source: Any, stream: FakeStream) -> None:
         target, source = self._unowned(target), self._unowned(source)
 

@@ -27,7 +27,7 @@ from meeting import CASE, CONTROL, FAILED, MOST, SIZE, OtherFailed
 from packages import child_path
 
 #: the modules under test, in the order in which they import each other
-MODULES = ("gpu", "nvshmem", "symmetric", "devicemail", "devicewires", "nccl")
+MODULES = ("gpu", "nvshmem", "symmetric", "devicemail", "devicewires", "ncclcalls", "nccl")
 Mutation = tuple[str, str, str]  # module, what stands there once, what stands there instead
 
 
