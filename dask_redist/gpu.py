@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-__all__ = ["Cupy", "Event", "Gpu", "Stream"]
+__all__ = ["Cupy", "Event", "Gpu", "Stream", "cupy_nccl"]
 
 
 class Event(Protocol):
@@ -59,6 +59,9 @@ class Gpu(Protocol):
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Any:
         """A new C-contiguous array, for use in the calling thread's stream."""
+
+    def address(self, array: Any) -> int:
+        """Where an array begins."""
 
     def copy(self, target: Any, source: Any, stream: Stream) -> None:
         """Assign an array, or a number, to an array of the same shape, in a stream."""
@@ -107,6 +110,9 @@ class Cupy:
         with self._device:
             return self._array(tuple(shape), np.dtype(dtype))
 
+    def address(self, array: Any) -> int:
+        return int(array.data.ptr)
+
     def copy(self, target: Any, source: Any, stream: Stream) -> None:
         # Where both sides are contiguous CuPy has the copy engine do it, else one kernel, which
         # stores straight into the peer's memory.
@@ -115,3 +121,12 @@ class Cupy:
 
     def synchronize(self) -> None:
         self._device.synchronize()
+
+
+def cupy_nccl() -> Any:
+    """CuPy's NCCL; None where there is no CuPy, or it finds no NCCL, of which it warns."""
+    try:
+        from cupy.cuda import nccl as found
+    except ImportError:
+        return None
+    return found if found.available else None

@@ -1,4 +1,4 @@
-"""Reductions between GPUs by NCCL; all that uses nccl4py.
+"""Reductions between GPUs by NCCL.
 
 NCCL reduces runs of plain numbers. `form_of` says as what an array's elements can be reduced there
 so that the result is NumPy's; what has no form takes another way. All ranks have to make the same
@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dask_redist.errors import RedistError, RunTimeoutError
 from dask_redist.gpu import Gpu
+from dask_redist.ncclcalls import Communicator, communicator, new_nccl_uid
 
 __all__ = ["Form", "Nccl", "form_of", "new_nccl_uid"]
 
-_NAMES = {"sum": "SUM", "product": "PROD", "min": "MIN", "max": "MAX"}
+_OPS = ("sum", "product", "min", "max")
 
 
 class Form(NamedTuple):
@@ -55,7 +57,7 @@ def form_of(dtype: np.dtype[Any], op: str) -> Form | None:
     >>> form_of(np.dtype("c16"), "max") is form_of(np.dtype("f8"), "max") is None
     True
     """
-    if op not in _NAMES or not dtype.isnative:
+    if op not in _OPS or not dtype.isnative:
         return None
     kind, size = dtype.kind, dtype.itemsize
     if kind == "b":
@@ -69,13 +71,6 @@ def form_of(dtype: np.dtype[Any], op: str) -> Form | None:
     if kind == "c" and size <= 16 and op == "sum":
         return Form(op, np.dtype(f"f{size // 2}"))
     return None
-
-
-def new_nccl_uid() -> bytes:
-    """What one rank makes and tells all others, by any means, so that they find each other."""
-    import nccl.core as _nccl
-
-    return bytes(_nccl.get_unique_id())
 
 
 class Nccl:
@@ -92,15 +87,41 @@ class Nccl:
     """
 
     def __init__(self, uid: bytes, rank: int, size: int, gpu: Gpu) -> None:
-        import nccl.core
-
-        self.rank, self.size = rank, size
-        self._nccl, self._gpu = nccl.core, gpu
         gpu.use()
-        self._comm = self._nccl.Communicator.init(size, rank, self._nccl.UniqueId.from_bytes(uid))
+        self._begin(communicator(uid, rank, size, gpu), rank, size, gpu)
+
+    def _begin(self, comm: Communicator, rank: int, size: int, gpu: Gpu) -> None:
+        self.rank, self.size = rank, size
+        self._comm, self._gpu = comm, gpu
         self._stream = gpu.stream()
         self._lock = threading.Lock()
         self._alive = True
+
+    def group(self, ranks: Sequence[int], timeout: float) -> Nccl | None:
+        """A communicator of some ranks, which are numbered in this order; None on the others.
+
+        All ranks call it together; waits first, as `wait` does. It is closed before this one.
+
+        Raises
+        ------
+        ValueError
+            There are no ranks, or one is there twice or does not exist.
+        """
+        chosen = list(ranks)
+        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.size)):
+            raise ValueError(f"{chosen} is no group of {self.size} ranks: each at most once")
+        self._check_alive()
+        self.wait(timeout)  # NCCL cannot split what is under way
+        inside = self.rank in chosen
+        with self._lock:
+            self._check_alive()
+            self._gpu.use()
+            comm = self._comm.split(*((0, chosen.index(self.rank)) if inside else (-1, 0)))
+        if comm is None:
+            return None
+        made = Nccl.__new__(Nccl)
+        made._begin(comm, chosen.index(self.rank), len(chosen), self._gpu)
+        return made
 
     def all_reduce(self, array: Any, op: str) -> Any:
         """The reduction of all ranks' arrays, of the same shape and dtype, on each rank.
@@ -114,7 +135,7 @@ class Nccl:
         RedistError
             The communicator has been given up.
         """
-        return self._queue(array, op, "allreduce", array.shape, True)
+        return self._queue(array, op, "all_reduce", array.shape, True)
 
     def reduce(self, array: Any, op: str, root: int) -> Any:
         """As `all_reduce`, on the rank ``root``; None on the others."""
@@ -150,10 +171,9 @@ class Nccl:
         event = self._stream.record()
         deadline = time.monotonic() + timeout
         while not event.done:
-            error = self._comm.get_async_error()
-            if int(error):
+            if error := self._comm.failure():
                 self.abort()
-                raise RedistError(f"NCCL has failed on rank {self.rank}: {error!r}")
+                raise RedistError(f"NCCL has failed on rank {self.rank}: {error}")
             if time.monotonic() > deadline:
                 self.abort()
                 raise RunTimeoutError(
@@ -175,6 +195,10 @@ class Nccl:
                 self._alive = False
                 self._comm.destroy()
 
+    def _check_alive(self) -> None:
+        if not self._alive:
+            raise RedistError(f"the NCCL communicator of rank {self.rank} has been given up")
+
     def _queue(self, array: Any, op: str, call: str, shape: Any, gets: bool, *root: int) -> Any:
         form = form_of(array.dtype, op)
         if form is None:
@@ -192,13 +216,11 @@ class Nccl:
         if result is not None and form.wide is not None:
             target = self._gpu.empty(shape, form.wide)
         with self._lock:
-            if not self._alive:
-                raise RedistError(f"the NCCL communicator of rank {self.rank} has been given up")
+            self._check_alive()
             self._stream.wait_event(here.record())
             getattr(self._comm, call)(
                 *(_numbers(source, form), None if target is None else _numbers(target, form)),
-                *(getattr(self._nccl.NcclRedOp, _NAMES[form.op]), *root),
-                stream=self._stream,
+                *(form.op, *root, self._stream),
             )
             done = self._stream.record()
         here.wait_event(done)

@@ -23,7 +23,7 @@ FLOORS = {
     "moves pinning",
     1: "partials stream syscalls process admission freelist segment block pages arena peers wires "
     "packing post staging tags world lifeline observer gpu nvshmem symmetric "
-    "devicemail devicewires nccl",
+    "devicemail devicewires nccl ncclcalls",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
     "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
     "deposits reducing reduction pairs desk fences closedruns reduceop mail mpigroup "

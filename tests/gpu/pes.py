@@ -1,6 +1,7 @@
 """Processes that are PEs over the double: started once, they then play one scene after the other.
 
-A scene is a function in `scenes.py` that all PEs run together, each with its `World`.
+A scene is a function in one of the modules called `*_scenes`; all PEs run it together, each with
+its `World`.
 """
 
 import importlib
@@ -19,11 +20,14 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from double import CASE, CONTROL, FAILED, MOST, SIZE, Double, FakeGpu, OtherFailed, install
+from double import Double
+from fakegpu import FakeGpu
+from install import install
+from meeting import CASE, CONTROL, FAILED, MOST, SIZE, OtherFailed
 from packages import child_path
 
 #: the modules under test, in the order in which they import each other
-MODULES = ("gpu", "nvshmem", "symmetric", "devicemail", "devicewires", "nccl")
+MODULES = ("gpu", "nvshmem", "symmetric", "devicemail", "devicewires", "ncclcalls", "nccl")
 Mutation = tuple[str, str, str]  # module, what stands there once, what stands there instead
 
 
@@ -41,12 +45,14 @@ class Asked:
 
 
 class World:
-    """One scene on one PE."""
+    """One scene on one PE; ``gpu`` is a real one, in `check.py`."""
 
-    def __init__(self, double: Double, requests: Any, mutation: Mutation | None) -> None:
-        self.double = double
+    def __init__(
+        self, double: Any, requests: Any, mutation: Mutation | None, gpu: Any = None
+    ) -> None:
+        self.double = double  # or a mere `Meeting`, with a real GPU
         self.pe, self.n_pes = double.pe, double.n_pes
-        self.gpu = FakeGpu(double)
+        self.gpu = gpu or FakeGpu(double)
         self.modules = {name: _module(name, mutation) for name in MODULES}
         self.mail: Any = None
         self.answered: dict[int, Any] = {}
@@ -56,7 +62,8 @@ class World:
     def uid(self) -> bytes:
         """The unique id that the first PE makes."""
         made = self.modules["nvshmem"].new_uid() if self.pe == 0 else b""
-        return self.double.all_tell(made)[0]
+        told: list[bytes] = self.double.all_tell(made)
+        return told[0]
 
     def all_tell(self, letter: Any) -> list[Any]:
         return [pickle.loads(one) for one in self.double.all_tell(pickle.dumps(letter))]
@@ -140,7 +147,7 @@ def child(folders: list[str], path: str, pe: int, requests: Any, replies: Any, p
             install(double)
             office.world = world = World(double, requests, mutation)
             module, _, name = scene.rpartition(":")
-            play = getattr(importlib.import_module(module or "scenes"), name)
+            play = getattr(importlib.import_module(module), name)
             answer = play(world, **arguments)
             double.host_barrier("the end")
             pipe.send((answer, None))

@@ -4,16 +4,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from double import Misuse
+from meeting import Misuse
 from nccl_double import NcclDouble, install_nccl
 from pes import World
 from scenes import fill, refusal
 
 
-def start(world: World, uid: bytes = b"") -> tuple[Any, NcclDouble]:
+def start(world: World, uid: bytes = b"", by: str = "nccl4py") -> tuple[Any, NcclDouble]:
     """This rank's communicator, and what is below it."""
     double = NcclDouble(world.double)
-    install_nccl(double)
+    install_nccl(double, by)
     uid = uid or world.all_tell(bytes(range(128)))[0]
     return world.modules["nccl"].Nccl(uid, world.pe, world.n_pes, world.gpu), double
 
@@ -28,11 +28,19 @@ def values(rank: int, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def reductions(
-    world: World, shape: tuple[int, ...], dtype: str, op: str, order: str, root: int
+    world: World,
+    shape: tuple[int, ...],
+    dtype: str,
+    op: str,
+    order: str,
+    root: int,
+    by: str = "nccl4py",
 ) -> None:
     """All three, one behind the other, before anybody waits; each as NumPy has it."""
     ufunc = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}[op]
-    comm, _ = start(world)
+    comm, _ = start(world, by=by)
+    kind = type(comm._comm).__name__
+    assert kind == {"nccl4py": "NcclCommunicator", "cupy": "CupyCommunicator"}[by]
     all_of_them = [values(rank, shape, dtype) for rank in range(world.n_pes)]
     expected = all_of_them[0]
     for other in all_of_them[1:]:
@@ -81,9 +89,46 @@ def refusals(world: World) -> None:
     assert double.machine.busy_streams() == []
 
 
-def failing(world: World) -> None:
+def groups(world: World, by: str) -> None:
+    """Two groups and the whole reduce in turns; a group's ranks are in the order as told."""
+    comm, _ = start(world, by=by)
+    for wrong in ([], [0, 0], [world.n_pes], [-1]):
+        assert "is no group of" in str(refusal(comm.group, wrong, 1.0))
+    chosen = [[world.n_pes - 1, 0], list(range(1, world.n_pes))]
+    ones = np.full(3, world.pe + 1)  # what is queued keeps no array alive
+    whole = comm.all_reduce(ones, "sum")
+    made = [comm.group(ranks, 30.0) for ranks in chosen]
+    assert whole.tolist() == [sum(range(world.n_pes + 1))] * 3
+    for ranks, group in zip(chosen, made, strict=True):
+        assert (group is not None) == (world.pe in ranks)
+        if group is None:
+            continue
+        assert (group.rank, group.size) == (ranks.index(world.pe), len(ranks))
+        mine = np.full(2, 10**world.pe)
+        total = group.all_reduce(mine, "sum")
+        root = group.reduce(mine, "sum", 0)
+        rows = np.arange(group.size) + world.pe
+        share = group.reduce_scatter(rows, "sum")
+        group.wait(30.0)
+        world.gpu.synchronize()
+        assert total.tolist() == [sum(10**pe for pe in ranks)] * 2
+        assert (root is not None) == (world.pe == ranks[0])
+        assert root is None or root.tolist() == total.tolist()
+        assert share.tolist() == [sum(ranks) + group.size * group.rank]
+    again = comm.all_reduce(ones, "sum")
+    comm.wait(30.0)
+    world.gpu.synchronize()
+    assert again.tolist() == whole.tolist()
+    for group in made:
+        if group is not None:
+            group.close()
+    comm.close()
+    assert "given up" in str(refusal(comm.group, [0], 1.0))
+
+
+def failing(world: World, by: str = "nccl4py") -> None:
     """An error that NCCL finds later, and a rank that never comes."""
-    comm, double = start(world)
+    comm, double = start(world, by=by)
     ones = np.ones(3, "f8")
     if world.pe == 0:
         comm.all_reduce(ones, "sum")
@@ -95,7 +140,8 @@ def failing(world: World) -> None:
         comm.all_reduce(ones[:2], "sum")
         world.double.control[80] = 0  # the other one has not come
         error = str(refusal(comm.wait, 30.0))
-        assert "NCCL has failed on rank 1: <Result.RemoteError" in error, error
+        assert "NCCL has failed on rank 1: " in error, error
+        assert "<Result.RemoteError" in error, error
 
 
 def different(world: World, what: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pes import Crew, Mutation, crew
-from scenes import Chunk
+from redistribute_scenes import Chunk
 
 from dask_redist.packing import run_in_chunk
 from dask_redist.segment import part
@@ -83,7 +83,7 @@ def test_every_wire_agrees_with_numpy(pes: Crew, case: dict[str, Any]) -> None:
         if (shape > 0).all():
             name = "nvshmem" if pair in cut_off else "peer memory"
             expected[owner, name] += 2 * int(np.prod(shape, dtype=np.int64)) * item
-    answers = pes.play("redistribution", **case)
+    answers = pes.play("redistribute_scenes:redistribution", **case)
     sent = {(pe, name): n for pe, told in enumerate(answers) for name, n in told.items()}
     assert sent == dict(expected)
 
@@ -117,7 +117,7 @@ def test_slabs_to_slabs_on_any_number_of_pes(
     shape = (11, 13, 7)
     for outputs in (slabs(shape, 1, n_pes), uneven(shape, n_pes)):
         pes.play(
-            "redistribution",
+            "redistribute_scenes:redistribution",
             n_pes,
             seed=n_pes,
             options={"cut_off": cut_off},
@@ -137,7 +137,7 @@ def test_several_threads_write_at_once(pes: Crew, cut_off: frozenset[tuple[int, 
     inputs = [(k % 2, (k, 0), (k + 1, 9)) for k in range(12)]
     for seed in range(4):
         pes.play(
-            "redistribution",
+            "redistribute_scenes:redistribution",
             2,
             seed=seed,
             options={"cut_off": cut_off},
@@ -152,36 +152,36 @@ def test_several_threads_write_at_once(pes: Crew, cut_off: frozenset[tuple[int, 
 
 
 def test_a_message_that_cannot_be_unpacked_leaves_no_room_behind(pes: Crew) -> None:
-    pes.play("bad_headers", 2, options={"cut_off": ALL_PAIRS})
+    pes.play("wire_scenes:bad_headers", 2, options={"cut_off": ALL_PAIRS})
 
 
 def test_an_owner_without_room_refuses_with_bytes(pes: Crew) -> None:
-    pes.play("no_room", 2, options={"cut_off": ALL_PAIRS})
+    pes.play("wire_scenes:no_room", 2, options={"cut_off": ALL_PAIRS})
 
 
 def test_what_a_run_has_put_that_is_given_up_lands_before_its_memory_is_reused(pes: Crew) -> None:
-    pes.play("given_up", 2, options={"cut_off": ALL_PAIRS})
+    pes.play("wire_scenes:given_up", 2, options={"cut_off": ALL_PAIRS})
     for mutation in (
         ("symmetric", "                self._out.settle()\n", ""),
         ("symmetric", "self.pe.quiet(self.stream)", "pass"),
     ):
         with pytest.raises(AssertionError, match=r"there.tolist\(\) == values"):
-            pes.play("given_up", 2, mutation=mutation, options={"cut_off": ALL_PAIRS})
+            pes.play("wire_scenes:given_up", 2, mutation=mutation, options={"cut_off": ALL_PAIRS})
 
 
 def test_pes_that_share_a_gpu_need_each_others_memory(pes: Crew) -> None:
-    pes.play("shared_gpu", 2, options={"status": 3})
+    pes.play("wire_scenes:shared_gpu", 2, options={"status": 3})
     with pytest.raises(AssertionError, match="without CUDA's multi-process service"):
-        pes.play("shared_gpu", 2, options={"status": 3, "cut_off": ALL_PAIRS})
+        pes.play("wire_scenes:shared_gpu", 2, options={"status": 3, "cut_off": ALL_PAIRS})
 
 
 def test_views_are_what_cupy_makes_of_them(pes: Crew) -> None:
-    pes.play("cupy_views", 1)
+    pes.play("arena_scenes:cupy_views", 1)
 
 
 def test_a_piece_outside_the_arena_of_its_owner_is_refused(pes: Crew) -> None:
-    pes.play("outside", 2)
-    pes.play("outside", 2, options={"cut_off": ALL_PAIRS})
+    pes.play("wire_scenes:outside", 2)
+    pes.play("wire_scenes:outside", 2, options={"cut_off": ALL_PAIRS})
 
 
 @given(st.data())
@@ -292,7 +292,7 @@ def play_mutated(pes: Crew, given: dict[str, Any], mutation: Mutation | None, se
     if mutation:
         arguments["options"] = given["options"] | {"patience": 2.0}
     pes.play(
-        "redistribution",
+        "redistribute_scenes:redistribution",
         2,
         seed=seed,
         mutation=mutation,
@@ -326,7 +326,7 @@ def test_a_mutation_is_caught(pes: Crew, name: str) -> None:
 def test_outputs_that_were_taken_for_each_other_are_seen(pes: Crew) -> None:
     with pytest.raises(AssertionError, match=r"output \d of run 0"):
         pes.play(
-            "redistribution",
+            "redistribute_scenes:redistribution",
             2,
             shape=(4, 4),
             dtype="u1",

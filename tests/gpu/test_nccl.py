@@ -48,12 +48,33 @@ def test_all_three_agree_with_numpy(pes: Crew, n_pes: int, dtype: str, op: str, 
         )
 
 
+@pytest.mark.parametrize("dtype", ["f8", "i2", "c16", "?"])
+def test_without_nccl4py_cupy_does_it(pes: Crew, dtype: str) -> None:
+    for order in ("C", "strided"):
+        pes.play(
+            "reduce_scenes:reductions",
+            3,
+            shape=(6, 5),
+            dtype=dtype,
+            op="sum",
+            order=order,
+            root=1,
+            by="cupy",
+        )
+
+
+@pytest.mark.parametrize("by", ["nccl4py", "cupy"])
+def test_groups_have_their_ranks_only(pes: Crew, by: str) -> None:
+    pes.play("reduce_scenes:groups", 4, by=by)
+
+
 def test_what_nccl_has_not_is_refused(pes: Crew) -> None:
     pes.play("reduce_scenes:refusals", 2)
 
 
-def test_an_error_or_a_rank_that_does_not_come_ends_the_communicator(pes: Crew) -> None:
-    pes.play("reduce_scenes:failing", 2)
+@pytest.mark.parametrize("by", ["nccl4py", "cupy"])
+def test_an_error_or_a_rank_that_does_not_come_ends_the_communicator(pes: Crew, by: str) -> None:
+    pes.play("reduce_scenes:failing", 2, by=by)
 
 
 @pytest.mark.parametrize("what", ["count", "op", "root", "dtype", "order"])
@@ -84,6 +105,7 @@ MUTATIONS: dict[str, tuple[str, str, Mutation]] = {
         "sum",
         ("nccl", "self._gpu.copy(result, target, here)", "pass"),
     ),
+    "call another operation": ("i8", "sum", ("ncclcalls", '"sum": "SUM"', '"sum": "MAX"')),
 }
 
 
