@@ -13,6 +13,7 @@ from packages import ROOT, child_path
 SCRIPT = ROOT / "tests" / "gpu" / "check.py"
 
 
+@pytest.mark.everything
 def test_all_sections_but_those_that_need_a_gpu_pass(tmp_path: Path) -> None:
     written = tmp_path / "gpu.json"
     ran = subprocess.run(
@@ -40,9 +41,14 @@ def test_a_whole_run_takes_less_than_five_minutes() -> None:
     ("scene", "n_pes", "status", "words"),
     [
         ("hangs", 1, "failed", "PE 0 has not ended after 4 s\nit hangs"),
-        ("exits", 1, "failed", "PE 0 was ended with exit code 255\nit exits"),
-        ("raises", 2, "failed", "ValueError: it raises"),
-        ("is_not_here", 2, "not here", "it is not here"),
+        *(
+            pytest.param(*case, marks=pytest.mark.everything)
+            for case in [
+                ("exits", 1, "failed", "PE 0 was ended with exit code 255\nit exits"),
+                ("raises", 2, "failed", "ValueError: it raises"),
+                ("is_not_here", 2, "not here", "it is not here"),
+            ]
+        ),
     ],
 )
 def test_a_section_that_goes_wrong_is_told_on_its_own(
