@@ -110,7 +110,9 @@ def test_info(tmp_path: Path) -> None:
     assert files_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("moment", ["at once", "with ranks"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("at once", marks=pytest.mark.everything), "with ranks"]
+)
 def test_ctrl_c_leaves_nothing(tmp_path: Path, moment: str) -> None:
     process = start(tmp_path, "demo", "--ranks", "2", "--size", "64 MiB")
     if moment == "with ranks":
@@ -129,7 +131,8 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, moment: str) -> None:
 # ---- A cluster that runs already. ----
 
 
-@pytest.mark.parametrize("by_file", [True, pytest.param(False, marks=pytest.mark.everything)])
+@pytest.mark.everything
+@pytest.mark.parametrize("by_file", [True, False])
 def test_info_of_a_cluster(client: Client, tmp_path: Path, by_file: bool) -> None:
     address = client.scheduler_info()["address"]
     (tmp_path / "scheduler.json").write_text(json.dumps({"address": address}))

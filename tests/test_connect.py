@@ -100,6 +100,7 @@ def test_asynchronous_client() -> None:
     asyncio.run(job())
 
 
+@pytest.mark.everything
 def test_a_rank_that_is_stopped_is_named() -> None:
     with dask.config.set({"redist.timeout": "2s"}), ranks_of_its_own(2) as client:
         ranks = dr.connect(client)

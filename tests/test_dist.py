@@ -486,6 +486,7 @@ def test_a_barrier_waits_for_the_lanes(tmp_path: Path) -> None:
         assert done.exists()
 
 
+@pytest.mark.everything
 def test_a_barrier_names_who_is_missing() -> None:
     with dask.config.set({"redist.timeout": "2s"}), of_ranks(3) as client:
         ranks = dr.connect(client)

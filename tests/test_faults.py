@@ -178,6 +178,7 @@ def test_persisted_results_survive_the_loss_of_another_rank(client: Client) -> N
     assert np.array_equal(y.compute(), VALUES)
 
 
+@pytest.mark.everything
 def test_restart_of_the_cluster() -> None:
     with (
         LocalCluster(

@@ -179,7 +179,7 @@ async def never_gives(dask_worker: Worker, silent: bool) -> None:
     handlers: dict[str, Any] = dask_worker.handlers
 
     async def agree(serial: int) -> bool:
-        await asyncio.sleep(8)
+        await asyncio.sleep(4)
         raise OSError("too late")
 
     handlers["redist_give"] = agree if silent else rank.reach.mail.give
@@ -349,6 +349,7 @@ def test_mpi_cannot_be_forced_where_there_is_none() -> None:
         assert "tcp://127.0.0.1" in str(error.value)
 
 
+@pytest.mark.everything
 def test_ranks_of_two_jobs_use_mpi_within_each() -> None:
     """Here all share memory, so what could go over MPI is looked up; the values are right too."""
 

@@ -155,6 +155,7 @@ def a_run_that_is_held_up(gate: Path) -> Iterator[tuple[Client, da.Array, da.Arr
         yield client, x, y
 
 
+@pytest.mark.everything
 def test_outputs_that_wait_to_be_taken_are_waited_for(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with a_run_that_is_held_up(gate) as (client, x, first):

@@ -118,7 +118,9 @@ def test_an_older_result_is_replaced_whole_or_not_at_all(
     assert not (result / "older").exists()
 
 
-@pytest.mark.parametrize("name", ["climatology.zarr", "climatology.nc"])
+@pytest.mark.parametrize(
+    "name", ["climatology.zarr", pytest.param("climatology.nc", marks=pytest.mark.everything)]
+)
 @pytest.mark.parametrize(
     "ranks", [LOCAL, pytest.param((), marks=pytest.mark.everything)], ids=["local", "mpi"]
 )
@@ -151,6 +153,7 @@ def damage(store: Path, at: int) -> None:
     chunk(store, at).write_bytes(b"no chunk")
 
 
+@pytest.mark.everything
 def test_no_store(tmp_path: Path) -> None:
     result = tmp_path / "result.zarr"
     done = run(*JOB, str(tmp_path / "none.zarr"), str(result), *LOCAL)
@@ -273,6 +276,7 @@ def cron(store: Path, result: Path) -> Done:
     return run(script, str(store), str(result), env=env, cwd=result.parent)
 
 
+@pytest.mark.everything
 def test_cron(maps: Path, tmp_path: Path) -> None:
     result = tmp_path / "climatology.nc"
     done = cron(maps, result)

@@ -11,8 +11,8 @@ processes is read every few milliseconds from outside, as Dask's Nanny does. A p
 processes, as Dask's limits are; an output has 34 MB, so that three more of them on a rank are seen.
 (Above the base, peaks jump by a third with a single output that is stored a moment later.)
 
-Merges of few chunks, whose graphs are Dask's own, and policy "always" run with ``--everything``
-only, with two sevenths of the array. Without it, the merge of many goes through four sevenths.
+All that runs with ``--everything`` only; merges of few chunks, whose graphs are Dask's own, and
+policy "always" with two sevenths of the array.
 """
 
 import ctypes
@@ -56,11 +56,10 @@ class Merge(NamedTuple):
     share: float
 
 
-FEW, MANY, HALF = Merge(3, 4, 2 / 7), Merge(1, 17, 1), Merge(1, 17, 4 / 7)
+FEW, MANY = Merge(3, 4, 2 / 7), Merge(1, 17, 1)
 
 #: the merge, the policy, and whether its parts are runs
-USUAL = {"17 to 1, auto": (HALF, "auto", True)}
-ALL = {
+MERGES = {
     "17 to 1, auto": (MANY, "auto", True),
     "4 to 1, auto": (FEW, "auto", False),
     "4 to 1, always": (FEW, "always", True),
@@ -69,8 +68,7 @@ ALL = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "policy" in metafunc.fixturenames:
-        chosen = ALL if metafunc.config.getoption("everything") else USUAL
-        metafunc.parametrize(("merge", "policy", "runs"), chosen.values(), ids=list(chosen))
+        metafunc.parametrize(("merge", "policy", "runs"), MERGES.values(), ids=list(MERGES))
 
 
 class Peak(NamedTuple):
@@ -229,6 +227,7 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipelines]:
         yield Pipelines(client, tmp_path_factory.mktemp("streams"))
 
 
+@pytest.mark.everything
 @pytest.mark.timeout(300)
 def test_a_merge_of_neighbours_streams(
     pipelines: Pipelines, merge: Merge, policy: str, runs: bool

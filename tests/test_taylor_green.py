@@ -155,6 +155,7 @@ def check_output(lines: list[str], n: int, steps: int) -> None:
     assert printed == pytest.approx(energies(vortex(n), steps, 0.02, 0.01), abs=1e-9)
 
 
+@pytest.mark.everything
 def test_with_a_local_cluster() -> None:
     lines = run(
         *(sys.executable, str(SCRIPT), "--local", "3", "--layout", "pencil", "--n", "45"),

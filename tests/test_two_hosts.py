@@ -17,7 +17,7 @@ def hosts() -> Iterator[list[int]]:
     hosts.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("way", ["mpi", "dask comm"])
+@pytest.mark.parametrize("way", ["mpi", pytest.param("dask comm", marks=pytest.mark.everything)])
 def test_memory_inside_a_host_and_messages_between(hosts: list[int], way: str) -> None:
     found = run_on(hosts, way)
     near, far = ("01", "23"), ("02", "03", "12", "13")
