@@ -24,8 +24,9 @@ import numpy as np
 from distributed import Worker
 
 from dask_redist import config
-from dask_redist.errors import RunTimeoutError
+from dask_redist.errors import RedistError, RunTimeoutError
 from dask_redist.post import Post
+from dask_redist.ranks import Seat
 from dask_redist.world import is_started
 
 logger = logging.getLogger(__name__)
@@ -128,6 +129,31 @@ class Groups:
         same = (number for number, group in self._made.items() if list(group.ranks) == list(seats))
         chosen = sorted(number for number in same if self._made[number] in _chosen)
         return self._made[chosen[0]] if chosen else None
+
+    def users_of(self, seats: Sequence[Seat]) -> Any:
+        """The mpi4py communicator of exactly these ranks, in this order; None where nobody has one.
+
+        Messages have another one.
+
+        Raises
+        ------
+        RedistError
+            The ranks are of several MPI jobs, or are not those that have met.
+        """
+        if (same := self.of([seat.seat for seat in seats])) is not None:
+            return same.users
+        group = self.newest
+        if group is None:
+            return None
+        if others := [seat.address for seat in seats if seat.seat not in group.ranks]:
+            raise RedistError(
+                f"the ranks are not all of one MPI job: {', '.join(others)} has no communicator "
+                f"with {self._worker.address}; start all ranks by one mpiexec"
+            )
+        raise RedistError(
+            f"the MPI communicator is of {len(group.ranks)} ranks that are not these any more: "
+            "call dask_redist.connect(client) again"
+        )
 
     def choose(self, number: int | None) -> None:
         """Use this communicator from now on, or none: all have made it, says the scheduler."""

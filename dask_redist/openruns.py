@@ -13,6 +13,7 @@ from typing import Any
 from distributed import Reschedule, Worker
 
 from dask_redist.deposits import ReduceRun
+from dask_redist.errors import load
 from dask_redist.run import RankRun, RunTable
 
 AnyRun = RankRun | ReduceRun
@@ -114,7 +115,7 @@ class OpenRuns:
             while True:
                 reply = await self._worker.scheduler.redist_join(id=id, key=key, seat=self.seat)
                 if "error" in reply:
-                    raise pickle.loads(reply["error"])
+                    raise load(reply["error"])
                 if "unknown" in reply:
                     return None
                 if "stray" in reply:

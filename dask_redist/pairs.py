@@ -136,16 +136,10 @@ class Extremes:
 
     def fits(self, partials: Sequence[Any]) -> bool:
         """Whether all have numbers and places, and are alike."""
-        first = partials[0]
-        return (
-            type(first) is np.ndarray
-            and first.dtype.names == ("vals", "arg")
-            and first.dtype["vals"].kind in "biuf"
-            and all(
-                type(p) is np.ndarray and p.dtype == first.dtype and p.shape == first.shape
-                for p in partials
-            )
-        )
+        if not _alike(partials, "V"):
+            return False
+        dtype = partials[0].dtype
+        return dtype.names == ("vals", "arg") and dtype["vals"].kind in "biuf"
 
     def merge(self, first: Any, second: Any, own: bool) -> Any:
         """The better one of each two elements."""

@@ -1,31 +1,27 @@
 """The worker's side: a rank and its runs.
 
-One :class:`Rank` is installed on every worker by :func:`dask_redist.connect` as a worker plugin.
-Task threads call :meth:`Rank.contribute` and :meth:`Rank.take`; the fence coroutine awaits
-:meth:`Rank.fence`; everything else is a handler that the scheduler or a peer calls.
+One :class:`Rank` is installed on every worker by :func:`dask_redist.connect` as a worker plugin. It
+puts the rank's parts together, and has the handlers that the scheduler and peers call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import pickle
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import psutil
-from distributed import Reschedule, Worker
+from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
-from numpy.typing import NDArray
 
 from dask_redist import config, world
 from dask_redist.arena import Arena, block_of
 from dask_redist.closedruns import ClosedRuns
-from dask_redist.deposits import ReduceRun, Unread, assemble_result, loaded
-from dask_redist.errors import RedistError, RunTimeoutError, dump, has_left
+from dask_redist.deposits import ReduceRun
+from dask_redist.errors import RedistError, RunTimeoutError, dump
 from dask_redist.holdings import Holdings
 from dask_redist.lane import Lane
 from dask_redist.mpigroup import world_rank
@@ -34,11 +30,10 @@ from dask_redist.partials import Cut
 from dask_redist.process import Process
 from dask_redist.program import Means
 from dask_redist.rankprograms import RankPrograms
-from dask_redist.ranks import Seat
 from dask_redist.reach import Reach
 from dask_redist.reduction import Reduction
-from dask_redist.run import RankRun, RunClosed, RunTable
-from dask_redist.spec import Index, PartSpec, Receipt, contribution_key
+from dask_redist.run import RankRun, RunTable
+from dask_redist.taskside import TaskSide
 
 PLUGIN = "dask_redist"
 
@@ -76,12 +71,16 @@ class Rank(WorkerPlugin):
         collect = self.reach.mail.collect
         self.holdings = Holdings(worker, self.arena, self.memory_limit, collect)
         self.runs = OpenRuns(worker, self._begin, self._call)
+        self.tasks = TaskSide(
+            *(worker, self.runs, self.holdings, self.reach.read, self.threads),
+            *(self._call, self.timeout),
+        )
         self._closed = False
         self.lane = Lane(f"dask-redist-lane-{worker.name}")  # tickets may outrun the hello's answer
         self.closed_runs = ClosedRuns(worker, self.reach, self.lane, self.threads, self._call)
         means = Means(
             *(worker, self.arena, self.holdings, self.reach, self.timeout, self._call),
-            mpi=self._mpi,
+            mpi=self.reach.mail.groups.users_of,
         )
         self.programs = RankPrograms(means, self.threads)
         worker.handlers.update({op: self._guard(h) for op, h in self._handlers().items()})
@@ -164,97 +163,12 @@ class Rank(WorkerPlugin):
         used: int = self.worker.monitor.get_process_memory()
         return bool(target) and used > target * self.memory_limit
 
-    # ----------------------------------------------------------------- called by task threads
-    def contribute(self, id: Any, index: Index, chunk: Any) -> int | None:
-        """Write one input chunk's pieces; the run's number, or None where there is no run.
-
-        Raises
-        ------
-        ChunkMismatchError
-            The chunk is not what the array declares.
-        AdmissionError
-            A rank has not enough memory for its outputs.
-        RunTimeoutError
-            Nobody answered in time.
-        """
-        if self.worker.get_current_task() != contribution_key(id, index):
-            return None  # a copy of the task, or a compute inside another task
-        deadline = None
-        while True:
-            try:
-                return self._contribute(id, index, chunk)
-            except OSError as error:
-                if not has_left(error):
-                    raise
-                # If an owner has left, the conductor ends the run; else what failed is tried again.
-                deadline = deadline or time.monotonic() + self.timeout
-                if time.monotonic() > deadline:
-                    raise RunTimeoutError(
-                        f"the rank on {self.worker.address} could not write to another one for "
-                        f"{self.timeout:g} s (redist.timeout): {error}"
-                    ) from error
-                time.sleep(0.1)
-
-    def deposit(self, id: Any, index: Index, partial: Any) -> int | None:
-        """Give one chunk's partial to a reduction; the run's number, or None where there is none.
-
-        Raises
-        ------
-        RunTimeoutError
-            Nobody answered in time.
-        """
-        # Fused with its producer, the task has the end of the name; in a task that computes
-        # something else, its own.
-        key: Any = self.worker.get_current_task()
-        if not isinstance(key, tuple) or not isinstance(key[0], str):
-            return None
-        name, *place = key
-        token = id[0].rpartition("-")[2]
-        if tuple(place) != index or not name.endswith(f"-contribute-{token}"):
-            return None
-        return self._contribute(id, index, partial)
-
-    def _contribute(self, id: Any, index: Index, what: Any) -> int | None:
-        """Give what a chunk contributes to the run that is open, whichever that is."""
-        while True:
-            run = self.runs.join(id)
-            if run is None:
-                return None
-            try:
-                run.contribute(index, what)
-                return run.table.number
-            except RunClosed:
-                self.runs.leave(run)
-
+    # ---------------------------------------------------------------------- for its parts
     def _begin(self, table: RunTable) -> AnyRun:
         """A run as its table says."""
         if isinstance(table.spec, Reduction):
             return ReduceRun(table, self.arena, self.reach.read)
         return RankRun(table, self.reach.wire_to)
-
-    def collect_soon(self) -> None:
-        """Have garbage collected: a failed task's arguments stay in a cycle of Dask's frames."""
-        loop = self.worker.loop.asyncio_loop  # type: ignore[attr-defined]
-        loop.call_soon_threadsafe(loop.call_later, 0.5, gc.collect)
-
-    def take(self, receipt: Receipt, index: Index) -> NDArray[Any]:
-        """The output chunk ``index``, once: an array over this rank's block."""
-        array = self.holdings.take(receipt.number, index)
-        if array is not None:
-            if receipt.replicated:
-                self._call(self.worker.scheduler.redist_copy(**self._taking(receipt)))
-            return array
-        self._call(self.worker.scheduler.redist_missing(**self._taking(receipt)))
-        raise Reschedule
-
-    def _taking(self, receipt: Receipt) -> dict[str, Any]:
-        """What this thread is taking, for the scheduler."""
-        return {
-            "id": receipt.id,
-            "number": receipt.number,
-            "key": self.worker.get_current_task(),
-            "address": self.worker.address,
-        }
 
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the worker's event loop, from another thread."""
@@ -274,36 +188,6 @@ class Rank(WorkerPlugin):
             del future  # it holds the error, whose frames hold the chunk
 
     # ------------------------------------------------------------------- on the event loop
-    async def fence(self, id: Any, spec: PartSpec, numbers: set[int]) -> Receipt:
-        """All contributions exist: have the run closed on every rank that wrote."""
-        reply = await self._fence(id, numbers)
-        return Receipt(id, reply["number"], spec.replicated)
-
-    async def reduce(self, id: Any, spec: Reduction, numbers: set[int]) -> Any:
-        """All partials exist: have them merged by the ranks that hold them; the result."""
-        reply = await self._fence(id, numbers)
-        number, loop = reply["number"], asyncio.get_running_loop()
-        read = partial(assemble_result, spec, loaded(reply["merged"]), number, self.reach.read)
-        try:
-            result = await loop.run_in_executor(self.threads, read)
-        except Unread:
-            result = None
-            await self.worker.scheduler.redist_unread(id=id, number=number)
-        # What was read is the result if the run was not over meanwhile, and its memory reused.
-        if not await self.worker.scheduler.redist_stands(id=id, number=number):
-            raise Reschedule
-        return result
-
-    async def _fence(self, id: Any, numbers: set[int]) -> dict[str, Any]:
-        reply: dict[str, Any] = await self.worker.scheduler.redist_fence(
-            id=id, numbers=sorted(numbers)
-        )
-        if "error" in reply:
-            raise pickle.loads(reply["error"])
-        if "number" not in reply:
-            raise Reschedule
-        return reply
-
     async def _close(self, number: int) -> dict[str, Any]:
         """Refuse new writers, wait for the running ones, and say what was written."""
         run = await self.runs.close(number)
@@ -379,27 +263,6 @@ class Rank(WorkerPlugin):
         while self.lane.done < ticket and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
         return self.lane.done >= ticket
-
-    def _mpi(self, seats: Iterable[Seat]) -> Any:
-        """The mpi4py communicator of exactly these ranks, in this order; None where nobody has one.
-
-        Messages have another one.
-        """
-        groups, seats = self.reach.mail.groups, list(seats)
-        if (same := groups.of([seat.seat for seat in seats])) is not None:
-            return same.users
-        group = groups.newest
-        if group is None:
-            return None
-        if others := [s.address for s in seats if s.seat not in group.ranks]:
-            raise RedistError(
-                f"the ranks are not all of one MPI job: {', '.join(others)} has no communicator "
-                f"with {self.worker.address}; start all ranks by one mpiexec"
-            )
-        raise RedistError(
-            f"the MPI communicator is of {len(group.ranks)} ranks that are not these any more: "
-            "call dask_redist.connect(client) again"
-        )
 
     async def _reach(
         self, seats: Iterable[Any], communicators: Mapping[int, int]

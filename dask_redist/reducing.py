@@ -38,7 +38,7 @@ def contribute_step(
     index: Index = args[-1]
     partial = step(*args[:-1], **kwargs)
     id = (fence, *(index[axis] if axis >= 0 else 0 for axis in kept))
-    return give(index, partial, lambda rank: rank.deposit(id, index, partial))
+    return give(index, partial, lambda rank: rank.tasks.deposit(id, index, partial))
 
 
 def reduce(spec: Reduction, id: Any, contributions: Sequence[int | Held]) -> Any:
@@ -49,7 +49,8 @@ def reduce(spec: Reduction, id: Any, contributions: Sequence[int | Held]) -> Any
         if on_loop():
             return asyncio.to_thread(spec.merge.result, partials, spec.lengths)
         return spec.merge.result(partials, spec.lengths)
-    return fence_here(spec.name).reduce(id, spec, {c for c in contributions if isinstance(c, int)})
+    numbers = {c for c in contributions if isinstance(c, int)}
+    return fence_here(spec.name).tasks.reduce(id, spec, numbers)
 
 
 def as_it_is(chunk: Any) -> Any:

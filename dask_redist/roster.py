@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from distributed import Scheduler
 
 from dask_redist.arena import ArenaCard
-from dask_redist.errors import RunTimeoutError, has_left
+from dask_redist.errors import RunTimeoutError, has_left, load
 from dask_redist.process import Process
 from dask_redist.ranks import RankSet, Seat
 
@@ -244,4 +243,4 @@ def _raise_first(replies: Iterable[dict[str, Any]]) -> None:
     """Raise the first error that a rank has answered with."""
     for reply in replies:
         if "error" in reply:
-            raise pickle.loads(reply["error"])
+            raise load(reply["error"])

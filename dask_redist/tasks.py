@@ -99,7 +99,7 @@ def give(index: Index, what: Any, to: Callable[[Rank], int | None]) -> int | Hel
     try:
         number = to(rank)
     except RedistError:
-        rank.collect_soon()
+        rank.tasks.collect_soon()
         raise
     return Held(index, what) if number is None else number
 
@@ -140,7 +140,7 @@ def fence_here(name: str) -> Rank:
 
 def contribute(id: Any, index: Index, chunk: Any) -> int | Held:
     """Write the pieces of one input chunk; returns the number of the run that they went to."""
-    return give(index, chunk, lambda rank: rank.contribute(id, index, chunk))
+    return give(index, chunk, lambda rank: rank.tasks.contribute(id, index, chunk))
 
 
 def redistribute(spec: PartSpec, id: Any, contributions: Sequence[int | Held]) -> Any:
@@ -148,7 +148,8 @@ def redistribute(spec: PartSpec, id: Any, contributions: Sequence[int | Held]) -
     if held := held_here(contributions, spec.name_input):
         gathered = Gathered(spec, {c.place: c.chunk for c in held})
         return _done(gathered) if on_loop() else gathered
-    return fence_here(spec.name).fence(id, spec, {c for c in contributions if isinstance(c, int)})
+    numbers = {c for c in contributions if isinstance(c, int)}
+    return fence_here(spec.name).tasks.fence(id, spec, numbers)
 
 
 def on_loop() -> bool:
@@ -172,7 +173,7 @@ def take(index: Index, receipt: Receipt | Gathered) -> NDArray[Any]:
     rank = here()
     if rank is None:
         raise RedistError(f"output chunk {index} is taken where there is no rank")
-    return rank.take(receipt, index)
+    return rank.tasks.take(receipt, index)
 
 
 def _gather(gathered: Gathered, index: Index) -> NDArray[Any]:

@@ -25,7 +25,7 @@ FLOORS = {
     "packing post staging tags world lifeline observer gpu nvshmem symmetric "
     "devicemail devicewires nccl ncclcalls",
     2: "spec assign actions life conductor orders pins replicas roster runbook scheduler "
-    "crowd holdings lane openruns rank ranks reach run reports config tasks watch "
+    "crowd holdings lane openruns rank taskside ranks reach run reports config tasks watch "
     "deposits reducing reduction pairs desk fences closedruns reduceop mail mpigroup "
     "local mailbox program programs native rankcomm rankprograms "
     "agreement tensors operands redistribution",

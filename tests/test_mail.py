@@ -381,6 +381,13 @@ def test_ranks_of_two_jobs_use_mpi_within_each() -> None:
         del x
 
 
+def address_of(client: Client, name: int) -> str:
+    """The address of a worker that is no rank yet."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    (found,) = [address for address, worker in workers.items() if worker["name"] == name]
+    return str(found)
+
+
 def be_late(dask_worker: Worker) -> None:
     """Come to the first roll when the others have gone."""
     roll = Groups.roll
@@ -404,8 +411,7 @@ def as_it_was(dask_worker: Worker) -> None:
 def test_a_rank_that_does_not_come_to_the_meeting_keeps_nobody_in_mpi() -> None:
     """The others are told, are free, and meet when it comes."""
     with mpi_ranks(3, **{"redist.timeout": "4s"}) as client:
-        (absent,) = [a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()
-                     if w["name"] == 1]  # fmt: skip
+        absent = address_of(client, 1)
         client.run(be_late, workers=[absent])
         with pytest.raises(dr.RunTimeoutError, match="rank 1 ") as error:
             dr.connect(client)
@@ -433,8 +439,7 @@ def enter_late(dask_worker: Worker) -> None:
 @pytest.mark.everything
 def test_a_rank_that_waits_in_mpi_says_so_and_uses_none_until_it_comes_out() -> None:
     with mpi_ranks(3, **{"redist.timeout": "8s"}) as client:
-        (late,) = [a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()
-                   if w["name"] == 2]  # fmt: skip
+        late = address_of(client, 2)
         client.run(enter_late, workers=[late])
         with pytest.raises(dr.RunTimeoutError, match="MPI_Comm_create_group for rank"):
             dr.connect(client)
