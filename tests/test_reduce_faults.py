@@ -108,7 +108,7 @@ def total(x: da.Array, merge: Path | None = None) -> da.Array:
 
 def hold_reading(gate: Path, dask_worker: Any) -> None:
     """Have the rank wait before it reads its next result."""
-    from dask_redist import rank as module
+    from dask_redist import taskside as module
 
     rank: Any = module
     assemble = rank.assemble_result
